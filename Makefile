@@ -116,7 +116,7 @@ bench: $(SETUP) tools ## Run the benchmarks
 proof: $(SETUP) tools ## Measure what docs/proof.md shows and write it; PROOF_ARGS="pairs --seconds 600" runs one section
 	@$(BIN)/python -m tests.proof $(PROOF_ARGS)
 
-faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones, 200 fail-overs, 500 kills and pairs of faults too
+faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones, 200 fail-overs, 500 kills and pairs of faults too; STORE=cluster: on a cluster of six servers
 	$(BIN)/python -m pytest tests/faults tests/simulation -k 'not thousand' -m '$(ENGINE)' $(RECORDED) $(PYTEST_ARGS)
 	$(BIN)/python -m tests.simulation pairs --seconds $(PAIRS_SECONDS)
 

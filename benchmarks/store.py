@@ -1,7 +1,7 @@
 """A store on 1, 2 and 3 primaries of a cluster: appends and steps a second, and the CPU of each part.
 
     python -m benchmarks.store [--conversations 240] [--steps 10] [--write-as NAME]
-    python -m benchmarks.store moves [--conversations 300] [--program redis-server]
+    python -m benchmarks.store moves [--conversations 300] [--program redis-server] [--node-timeout 2000]
 
 The first form runs the same work on clusters without replicas. *Appends*: this process appends observations of 1.4 KB
 to the logs of all shards, 64 at once. *Steps*: a controller with a scripted model inside it and a no-op tool, both
@@ -12,8 +12,8 @@ workers, and subtracted. Memory is the growth of the primaries' `used_memory`.
 *moves*: conversations whose model takes four seconds a step work on three primaries with replicas. A fourth primary
 joins and gets a quarter of the shards, slot by slot; then it gives them back and leaves; then a primary is killed. A
 pause is the longest time between two events of a conversation as a reader of its log sees them, without the four
-seconds; timestamps of events would not show it, because the store's time stands still in an outage. *Nothing happens*
-shows what the busy machine alone does.
+seconds, and the model calls end at different moments; timestamps of events would not show it, because the store's time
+stands still in an outage. *Nothing happens* shows what the busy machine alone does.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import json
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,7 +43,8 @@ from broker.store.embedded import EmbeddedValkey
 from broker.store.routing import SLOTS, find_slot
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from tests.clusters import Cluster
+from tests.clusters import NODE_TIMEOUT_MS, Cluster
+from tests.polling import until
 from tests.sentinels import Server
 from tests.stores import server_program
 
@@ -51,6 +53,7 @@ SHARDS = 64
 APPENDERS = 64
 APPENDS_OF_EACH = 100
 LATENCY_SECONDS = 4.0
+WAVES = 10
 SLOW_STEPS = 6
 WAIT_SECONDS = 600.0
 SHARE_LIMIT = 1.1
@@ -177,9 +180,11 @@ def _share_lines(name: str, used: dict[str, float], count: int) -> list[Line]:
     ]
 
 
-async def measure_moves(folder: Path, program: str, conversations: int) -> list[Line]:
+async def measure_moves(folder: Path, program: str, conversations: int, node_timeout_ms: int) -> list[Line]:
     """Scale a cluster from 3 to 4 primaries and back, and kill one, while conversations work."""
-    nodes = Cluster(server_program("redis" if "redis" in program else "valkey"), folder)
+    program = server_program("redis" if "redis" in program else "valkey")
+    nodes = Cluster(program, folder, node_timeout_ms=node_timeout_ms)
+    promotions = []
     async with nodes.running(), workers_on(nodes, folder) as (cluster, environment):
         await cluster.start_controller(DECKHANDS_MAX_CONVERSATIONS="1000", **environment)
         await cluster.start_process("benchmarks.noop_tool", environment)
@@ -200,6 +205,15 @@ async def measure_moves(folder: Path, program: str, conversations: int) -> list[
         async def kill() -> None:
             old = await nodes.find_node(slots[0])
             old.kill()
+            killed = time.monotonic()
+            await until(partial(nodes.is_served, slots[0], other_than=old), limit=60, what="promotion")
+            promotions.append(
+                Line(
+                    "a primary is killed: the cluster promoted a replica after",
+                    round(time.monotonic() - killed, 2),
+                    "s",
+                )
+            )
             await nodes.until_promoted(slots[0], other_than=old)
             old.start()
 
@@ -214,7 +228,8 @@ async def measure_moves(folder: Path, program: str, conversations: int) -> list[
             found = await _run_beside(cluster, folder, name, work, conversations)
             print(*found, sep="\n", flush=True)
             lines += found
-        return lines
+        print(*promotions, f"node timeout {node_timeout_ms} ms", sep="\n")
+        return lines + promotions
 
 
 async def _run_beside(
@@ -226,7 +241,10 @@ async def _run_beside(
         "latency_seconds": LATENCY_SECONDS
     }
     (folder / "slow.json").write_text(json.dumps(script))
-    ids = await submit(cluster, f"scripted/{folder / 'slow.json'}", conversations)
+    ids: list[str] = []
+    for wave in range(WAVES):  # so that the model calls of some conversations end at any moment
+        ids += await submit(cluster, f"scripted/{folder / 'slow.json'}", conversations // WAVES)
+        await asyncio.sleep(LATENCY_SECONDS / WAVES if wave < WAVES - 1 else 0)
     arrivals: dict[str, list[float]] = {one: [] for one in ids}
     watching = [asyncio.create_task(_watch(client, one, arrivals[one])) for one in ids]
     await cluster.until_stepping(ids[-1])
@@ -260,7 +278,9 @@ async def _watch(client: Client, conversation_id: str, arrivals: list[float]) ->
 async def measure(directory: Path, arguments: argparse.Namespace) -> None:
     """Run once and print what was found."""
     if arguments.part == "moves":
-        lines = await measure_moves(directory, arguments.program, arguments.conversations or 300)
+        lines = await measure_moves(
+            directory, arguments.program, arguments.conversations or 300, arguments.node_timeout
+        )
         show(arguments.write_as or "store_moves", "Slots that move while conversations work", lines)
         return
     lines = [Line("ten million additions", round(addition_seconds(), 2), "s")]
@@ -276,6 +296,7 @@ def main() -> None:
     parser.add_argument("part", nargs="?", choices=("sizes", "moves"), default="sizes")
     parser.add_argument("--conversations", type=int)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--node-timeout", type=int, default=NODE_TIMEOUT_MS, help="of the cluster, in ms, for moves")
     parser.add_argument("--program", default="valkey-server", help="valkey-server or redis-server")
     parser.add_argument("--write-as", metavar="NAME", help="the name of the file written")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

@@ -13,7 +13,7 @@ from typing import Any
 from broker.runtime import DeckhandsError
 from broker.store.routing import SLOTS
 from tests.polling import unhurried, until
-from tests.sentinels import PASSWORD, Server
+from tests.sentinels import PASSWORD, Server, to_query, to_scheme
 
 PRIMARIES = 3
 NODE_TIMEOUT_MS = 2_000
@@ -34,18 +34,32 @@ class Cluster:
 
     Args:
         replicas: of each primary.
+        tls: the folder of their certificate, see `listen_options`; None without TLS.
     """
 
-    def __init__(self, program: str, folder: Path, *, primaries: int = PRIMARIES, replicas: int = 1) -> None:
-        self.program, self.folder = program, folder
+    def __init__(
+        self,
+        program: str,
+        folder: Path,
+        *,
+        primaries: int = PRIMARIES,
+        replicas: int = 1,
+        node_timeout_ms: int = NODE_TIMEOUT_MS,
+        tls: Path | None = None,
+    ) -> None:
+        self.program, self.folder, self._node_timeout_ms, self.tls = program, folder, node_timeout_ms, tls
         self.nodes = [self._make_node(number) for number in range(primaries * (1 + replicas))]
         self._primaries, self._replicas = primaries, replicas
 
     @property
     def url(self) -> str:
         """The store's URL; it names two of the nodes."""
+        return self.url_of()
+
+    def url_of(self, login: str = f":{PASSWORD}") -> str:
+        """Return the store's URL for a user."""
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
-        return f"redis+cluster://:{PASSWORD}@{hosts}"
+        return f"{to_scheme(self.tls)}+cluster://{login}@{hosts}{to_query('?', self.tls)}"
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Cluster]:
@@ -154,11 +168,22 @@ class Cluster:
         await until(is_promoted, limit=LIMIT_SECONDS, what="promotion")
         return found[0]
 
+    async def is_served(self, slot: int, *, other_than: Server) -> bool:
+        """Return whether another node says of itself that it serves a slot."""
+        for node in self.nodes:
+            if node is not other_than:
+                with contextlib.suppress(DeckhandsError):
+                    for first, last, at, *_ in await node.call("CLUSTER", "SLOTS"):
+                        if first <= slot <= last and int(at[1]) == node.port:
+                            return True
+        return False
+
     def _make_node(self, number: int) -> Server:
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS))
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(self._node_timeout_ms))
         options += ("--cluster-port", str(lasting_port()), "--cluster-replica-validity-factor", "0")
         options += ("--cluster-allow-replica-migration", "no")
-        return Server(self.program, self.folder / f"node-{number}", lasting_port(), *options)
+        options += ("--tls-cluster", "yes") if self.tls is not None else ()
+        return Server(self.program, self.folder / f"node-{number}", lasting_port(), *options, tls=self.tls)
 
     async def _form(self) -> None:
         size = -(-SLOTS // self._primaries)

@@ -38,6 +38,7 @@ from broker.contract.observations import (
 from broker.contract.recall import RecallAction
 from broker.contract.skills import NO_SKILLS
 from broker.limits.quotas import QuotaTable
+from broker.store import ShardLayout
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
@@ -96,7 +97,7 @@ def answer(action: Event, text: str = "a.txt") -> CmdOutputObservation:
 
 def free_permit() -> CallPermit:
     """A permit where there is neither a quota nor a budget; it never asks the store."""
-    store = Store(MemoryConnection(MemoryServer(ManualClock())), shards=1, generation="")
+    store = Store(MemoryConnection(MemoryServer(ManualClock())), ShardLayout(1), generation="")
     return CallPermit(Permits(store, QuotaTable()), Ownership(CID, "controller-1", "1"))
 
 

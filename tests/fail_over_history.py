@@ -49,6 +49,8 @@ class History:
 
     calls: dict[int, Call] = field(default_factory=dict)
     promotions: list[float] = field(default_factory=list)
+    replaced: list[float] = field(default_factory=list)
+    """The promotions whose server Sentinels replaced before all conversations continued."""
     latest: dict[str, float] = field(default_factory=dict)
     """When the latest event of each conversation was acknowledged."""
 
@@ -71,15 +73,20 @@ class History:
             [call.conversation, call.worker, call.token, call.acknowledged_id, call.acknowledged_at]
             for call in self.calls.values()
         ]
-        path.write_text(json.dumps({"calls": calls, "promotions": self.promotions}))
+        path.write_text(json.dumps({"calls": calls, "promotions": self.promotions, "replaced": self.replaced}))
 
     @classmethod
     def load(cls, path: Path) -> History:
         found = json.loads(path.read_text())
-        return cls({number: Call(*call) for number, call in enumerate(found["calls"])}, found["promotions"])
+        calls = {number: Call(*call) for number, call in enumerate(found["calls"])}
+        return cls(calls, found["promotions"], found["replaced"])
 
     def takeover_seconds(self) -> list[float]:
-        """Return, for each promotion and conversation, the time until its next acknowledged event."""
+        """Return, for each lasting promotion and conversation, the time until its next acknowledged event.
+
+        If Sentinels replace the server that they have promoted, they take eight seconds or more to make it a replica,
+        and nothing is confirmed until then.
+        """
         times: dict[str, list[float]] = {}
         for call in self.calls.values():
             if call.acknowledged_at is not None:
@@ -87,6 +94,7 @@ class History:
         return [
             next(at for at in sorted(acknowledged) if at >= promoted) - promoted
             for promoted in self.promotions
+            if promoted not in self.replaced
             for acknowledged in times.values()
             if acknowledged and max(acknowledged) >= promoted
         ]

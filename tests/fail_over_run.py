@@ -134,6 +134,8 @@ async def run(
             new = await begin_fail_over(group, old, fault)
             history.promotions.append(loop.time())
             await until_all_continue(workload, history.promotions[-1])
+            if new not in await group.find_primaries():
+                history.replaced.append(history.promotions[-1])
             await end_fail_over(group, old, new, fault)
             sys.stdout.write(f"{number + 1} {fault} {history.count_acknowledged()}\n")
             sys.stdout.flush()
@@ -181,13 +183,15 @@ class Result:
     unknown: int
     faults: list[str]
     takeover_seconds: list[float]
+    replaced: int
     kinds: dict[str, int]
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
         return (
             f"{self.fail_overs} fail-overs ({kinds}), {self.acknowledged} events acknowledged, {self.unknown} not, "
-            f"{len(self.faults)} contradictions; from the promotion to the next event of each conversation: "
+            f"{len(self.faults)} contradictions; {self.replaced} promoted servers were replaced at once; from the other promotions to the next "
+            f"event of each conversation: "
             f"{describe_times(self.takeover_seconds)}"
         )
 
@@ -216,6 +220,7 @@ async def run_side_by_side(programs: Sequence[str], folder: Path, *, count: int,
         unknown=sum(len(history.calls) for history in histories) - acknowledged,
         faults=faults,
         takeover_seconds=[seconds for history in histories for seconds in history.takeover_seconds()],
+        replaced=sum(len(history.replaced) for history in histories),
         kinds=kinds,
     )
 

@@ -243,7 +243,7 @@ class SentinelGroup:
         """Return the only primary, once there is one."""
 
         async def only() -> Server | None:
-            found = await self._find_primaries()
+            found = await self.find_primaries()
             return found[0] if len(found) == 1 else None
 
         return await self._until_value(only, "only primary")
@@ -254,7 +254,8 @@ class SentinelGroup:
 
         await until(has_replicas, limit=LIMIT_SECONDS, what=f"{count} replicas")
 
-    async def _find_primaries(self) -> list[Server]:
+    async def find_primaries(self) -> list[Server]:
+        """Return the servers that call themselves primaries."""
         counts = await asyncio.gather(*(server.replicas() for server in self.servers))
         return [server for server, count in zip(self.servers, counts, strict=True) if count >= 0]
 
@@ -291,7 +292,7 @@ class SentinelGroup:
         found: list[Server] = []
 
         async def is_whole() -> bool:
-            primaries = await self._find_primaries()
+            primaries = await self.find_primaries()
             found[:] = primaries
             return len(primaries) == 1 and await primaries[0].replicas() == 2 and await self._agree(primaries[0])
 

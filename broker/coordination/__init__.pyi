@@ -7,6 +7,7 @@ from .figures import FIELD as FIELD, Figures as Figures, LabeledValues as Labele
 from .heartbeat_thread import HeartbeatThread as HeartbeatThread
 from .membership import BEATS_PER_FACTS as BEATS_PER_FACTS, HEARTBEAT_SECONDS as HEARTBEAT_SECONDS, ROLES as ROLES
 from .membership import WALL_FIELD as WALL_FIELD, ClusterMember as ClusterMember, Membership as Membership
+from .shard_raise import ShardRaise as ShardRaise, raise_shards as raise_shards
 from .membership import find_silent_roles as find_silent_roles, list_members as list_members
 from .notebooks import FULL_MESSAGE as FULL_MESSAGE, FULL_REMEDY as FULL_REMEDY, Notebooks as Notebooks
 from .ownership import ClaimFailure as ClaimFailure, ClaimedConversation as ClaimedConversation

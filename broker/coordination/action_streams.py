@@ -135,15 +135,15 @@ class ActionQueue:
         deliveries: list[ActionDelivery | ControlDelivery] = []
         for stream, entry_id, flat in await self._reader.read(limit=limit):
             try:
-                deliveries.append(self._parse_delivery(f"{stream.decode()}|{entry_id.decode()}", flat))
+                deliveries.append(await self._parse_delivery(f"{stream.decode()}|{entry_id.decode()}", flat))
             except PARSE_ERRORS as error:
                 key = stream.decode()
                 await self._unreadable.quarantine(self._names, key, entry_id.decode(), flat, error, group="tools")
         return deliveries
 
-    def _parse_delivery(self, place: str, flat: list[bytes]) -> ActionDelivery | ControlDelivery:
+    async def _parse_delivery(self, place: str, flat: list[bytes]) -> ActionDelivery | ControlDelivery:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        cid = find_conversation_keys(self._store, self._names, fields[b"c"]).conversation_id
+        cid = (await find_conversation_keys(self._store, self._names, fields[b"c"])).conversation_id
         action_id = int(fields[b"a"])
         if not 0 <= action_id <= LARGEST_ID:
             raise ValueError(f"there is no event {action_id}")
@@ -165,7 +165,7 @@ class ActionQueue:
         Raises:
             EventsLost: the log does not hold this action. Its entry is acknowledged.
         """
-        names = self._store.keys(delivery.conversation_id)
+        names = await self._store.locate(delivery.conversation_id)
         stream, _, entry = delivery.location.rpartition("|")
         checksum = codec.checksum_of(delivery.entry)
         reply = await self._store.call_function(
@@ -193,7 +193,7 @@ class ActionQueue:
 
     async def mark(self, delivery: ActionDelivery, *, is_acting: bool) -> bool:
         """Record whether a claimed action runs; only then does a crash count. Returns False if the claim was lost."""
-        names = self._store.keys(delivery.conversation_id)
+        names = await self._store.locate(delivery.conversation_id)
         reply = await self._store.call_function(
             "deck_mark_action", (names.root, names.shard.root), delivery.action_id, self._worker_id, int(is_acting)
         )

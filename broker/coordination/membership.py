@@ -66,6 +66,8 @@ BEATS_PER_FACTS = 5
 MAX_DEADLINE_MS = 2.0**52
 """A stored deadline may be infinite if it was forged."""
 ROLES = ("controller", "tool")
+SHARDS_FIELD = "shards"
+"""The fact with the number of shards whose streams a worker reads."""
 WALL_FIELD = "wall_ms"
 """The fact with the clock of the worker's machine, at most a few beats old."""
 
@@ -161,7 +163,8 @@ class Membership:
         self._store = store
         self._worker_id = worker_id
         self._role = role
-        self._streams = streams or [()] * store.shards
+        self._shards = store.all_shards
+        self._streams = list(streams) or [()] * store.shards
         self._about = dict(about or {})
         self._fast_ttl_seconds = ttl_seconds
         self._slowest_seconds = 0.0
@@ -175,6 +178,11 @@ class Membership:
         self._pending: dict[Any, asyncio.Task[list[Any]]] = {}
 
     @property
+    def shards(self) -> Sequence[ShardKeys]:
+        """The shards in which it is registered."""
+        return self._shards
+
+    @property
     def ttl_seconds(self) -> float:
         """The time to live of the next beat."""
         slow = MIN_BEATS_PER_TTL * (self._interval_seconds + self._slowest_seconds)
@@ -185,7 +193,26 @@ class Membership:
         WORKER.set(self._worker_id)
         # First measure the response time, which decides the time to live of a heartbeat.
         await self._ask(lambda: [("FCALL", "deck_now", 1, self._store.all_shards[0].root)])
-        await self._ask(self._make_register_commands)
+        await self._ask(lambda: self._make_register_commands(0))
+
+    async def join_new_shards(
+        self, list_streams: Callable[[ShardKeys], Sequence[str]] | None = None
+    ) -> list[ShardKeys]:
+        """Register in the shards that the store has got since; returns them, for this worker to read their streams.
+
+        Args:
+            list_streams: returns the action streams of a tool worker in a shard.
+        """
+        known = len(self._shards)
+        if self._store.shards == known:
+            return []
+        new = self._store.all_shards[known:]
+        self._shards = [*self._shards, *new]
+        self._streams += [list_streams(names) if list_streams is not None else () for names in new]
+        await self._ask(lambda: self._make_register_commands(known))
+        self._beats = -1  # the next beat says how many shards this worker reads
+        _log.info("the store has %d shards now, and had %d", len(self._shards), known)
+        return new
 
     async def beat(self, progress: int) -> BeatResult | None:
         """Beat in every shard and do the work that is due there, in one round trip.
@@ -226,10 +253,9 @@ class Membership:
         """Return the beats of `tick` as commands, for a connection of another thread."""
         ttl_ms, patience_ms = int(self.ttl_seconds * 1000), int(UNANSWERED_PATIENCE_SECONDS * 1000)
         beat = (self._worker_id, ttl_ms, progress, patience_ms, int(self._store.clock.monotonic() * 1000))
-        facts = self._make_facts(self._about) if repeats_facts else [()] * self._store.shards
+        facts = self._make_facts(self._about) if repeats_facts else [()] * len(self._shards)
         return [
-            ("FCALL", "deck_tick", 1, names.root, *beat, *said)
-            for names, said in zip(self._store.all_shards, facts, strict=True)
+            ("FCALL", "deck_tick", 1, names.root, *beat, *said) for names, said in zip(self._shards, facts, strict=True)
         ]
 
     async def _beat_nodes(self, connection: ClusterConnection, commands: list[tuple[Argument, ...]]) -> list[Any]:
@@ -286,18 +312,18 @@ class Membership:
 
         await asyncio.gather(*map(leave_shard, self._store.all_shards))
 
-    def _make_register_commands(self) -> list[tuple[Argument, ...]]:
+    def _make_register_commands(self, first: int) -> list[tuple[Argument, ...]]:
         facts = self._make_facts({**self._about, "clock_ms": str(to_millis(self._store.clock.machine_now()))})
         ttl_ms = int(self.ttl_seconds * 1000)
         return [
             ("FCALL", "deck_register", 1, names.root, self._worker_id, ttl_ms, *said)
-            for names, said in zip(self._store.all_shards, facts, strict=True)
+            for names, said in zip(self._shards[first:], facts[first:], strict=True)
         ]
 
     def _make_facts(self, about: dict[str, str]) -> list[tuple[Argument, ...]]:
         """Return the facts of this worker, for each shard."""
         now = {WORKER_FIELD: f"{read_version()} {own_version().stamp}"}
-        now |= {WALL_FIELD: str(to_millis(self._store.clock.machine_now()))}
+        now |= {WALL_FIELD: str(to_millis(self._store.clock.machine_now())), SHARDS_FIELD: str(len(self._shards))}
         fields = [part for item in (about | now).items() for part in item]
         said: list[tuple[Argument, ...]] = [(self._role, len(streams), *streams, *fields) for streams in self._streams]
         return [(*said[0], FIELD, self.figures.render()), *said[1:]]
@@ -314,8 +340,9 @@ class Membership:
             raise
 
     def _compare(self, facts: Sequence[bytes | None], time: Sequence[bytes]) -> None:
-        generation, *versions = facts
+        generation, *versions, shards = facts
         self._store.compare_generation(generation)
+        self._store.compare_layout(shards)
         self._store.functions.compare(*versions, time=time)
 
     async def _ask(self, commands: Callable[[], list[tuple[Argument, ...]]]) -> list[Any]:

@@ -88,7 +88,7 @@ class Owners:
             ready_entry: the ready stream's entry that led to this claim, see `ReadyStream.read`. It is acknowledged
                 unless this worker was swept.
         """
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         stream, _, entry = ready_entry.rpartition("|")
         reply = await self._store.call_function(
             "deck_claim", (names.root, names.shard.root), conversation_id, worker_id, entry, stream or "ready"
@@ -107,7 +107,7 @@ class Owners:
         Raises:
             OwnershipLost: it has another owner.
         """
-        names = self._store.keys(ownership.conversation_id)
+        names = await self._store.locate(ownership.conversation_id)
         reply = await self._store.call_function(
             "deck_due", (names.root, names.shard.root), ownership.worker_id, ownership.token
         )
@@ -120,7 +120,7 @@ class Owners:
 
     async def resume_claim(self, conversation_id: str, worker_id: str) -> ClaimedConversation | None:
         """Return the current claim of this worker, for a claim whose reply was lost."""
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         fields = ("owner", "token", "last_id", "crashes", "node", "closed", "class", "tenant")
         found = await self._store.call("HMGET", names.meta, *fields)
         owner, token, last, crashes, node, closed, rank, tenant = (
@@ -162,7 +162,7 @@ class Owners:
 
     async def mark(self, ownership: Ownership, *, is_stepping: bool) -> bool:
         """Record that a step of the conversation runs, so that a crash counts against it. Returns False if fenced."""
-        names = self._store.keys(ownership.conversation_id)
+        names = await self._store.locate(ownership.conversation_id)
         reply = await self._store.call_function(
             "deck_mark", (names.root, names.shard.root), ownership.worker_id, ownership.token, int(is_stepping)
         )
@@ -186,7 +186,7 @@ class Owners:
         Raises:
             EventsLost: the log does not hold that event with that checksum.
         """
-        names = self._store.keys(ownership.conversation_id)
+        names = await self._store.locate(ownership.conversation_id)
         cipher = await self._store.encryption.find_cipher(ownership.conversation_id)
         if cipher is not None:
             snapshot = cipher.encrypt(snapshot, SNAPSHOT)
@@ -198,13 +198,13 @@ class Owners:
 
     async def list_owned(self, worker_id: str) -> list[str]:
         """Return the conversations that a worker owns according to the store. Unreadable ids are left out."""
-        commands = [("SMEMBERS", names.worker_conversations(worker_id)) for names in self._store.all_shards]
+        commands = [("SMEMBERS", names.worker_conversations(worker_id)) for names in await self._store.load_shards()]
         replies = await self._call_each(commands, instead=())
         return sorted(cid.decode(errors="backslashreplace") for reply in replies for cid in reply)
 
     async def load_snapshot(self, conversation_id: str) -> bytes | None:
         """Return the latest snapshot; None if there is none, or if it is not one of this conversation and its key."""
-        key = self._store.keys(conversation_id).snapshot
+        key = (await self._store.locate(conversation_id)).snapshot
         found: bytes | None = await self._store.call("GET", key)
         cipher = await self._store.encryption.find_cipher(conversation_id) if found else None
         try:
@@ -218,7 +218,7 @@ class Owners:
 
         One round trip, unless a key is damaged.
         """
-        commands = [("HGET", self._store.keys(cid).meta, "last_id") for cid in conversation_ids]
+        commands = [("HGET", names.meta, "last_id") for names in await self._store.locate_all(conversation_ids)]
         found = await self._call_each(commands, instead=None)
         return [int(value) if value is not None and value.isdigit() else 0 for value in found]
 
@@ -237,7 +237,7 @@ class Owners:
             return replies
 
     async def _call_with_token(self, function: str, ownership: Ownership, *arguments: Any) -> list[Any]:
-        names = self._store.keys(ownership.conversation_id)
+        names = await self._store.locate(ownership.conversation_id)
         return await self._store.call_function(
             function,
             (names.root, names.shard.root),

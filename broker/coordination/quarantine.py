@@ -106,21 +106,21 @@ class Quarantine:
         Raises:
             UsageError: a name is not that of a record.
         """
-        places = [self._parse_name(name) for name in names]
+        places = [await self._parse_name(name) for name in names]
         gone = 0
         for at in range(0, len(places), DISCARD_BATCH):
             commands = [("XDEL", key, entry_id) for key, entry_id in places[at : at + DISCARD_BATCH]]
             gone += sum(await self._store.call_many(commands))
         return gone
 
-    def _parse_name(self, name: str) -> tuple[str, str]:
+    async def _parse_name(self, name: str) -> tuple[str, str]:
         """Return the stream and the entry of a record."""
         found = NAME.fullmatch(name)
-        if found is None or int(found[1]) >= self._store.shards:
+        if found is None or int(found[1]) >= len(shards := await self._store.load_shards()):
             raise UsageError(
                 f"There is no unreadable entry {ascii(name)[:100]}.", remedy="`deckhands dead ls` lists them."
             )
-        return self._store.all_shards[int(found[1])].quarantine, found[2]
+        return shards[int(found[1])].quarantine, found[2]
 
 
 async def list_quarantined(connection: Connection, shards: Sequence[ShardKeys]) -> list[QuarantinedItem]:
@@ -135,14 +135,14 @@ async def list_quarantined(connection: Connection, shards: Sequence[ShardKeys]) 
     return found
 
 
-def find_conversation_keys(store: Store, names: ShardKeys, conversation_id: bytes) -> ConversationKeys:
+async def find_conversation_keys(store: Store, names: ShardKeys, conversation_id: bytes) -> ConversationKeys:
     """Return the keys of the conversation that an entry of this shard names.
 
     Raises:
         ValueError: it is not text, or belongs to another shard, whose entry could not be acknowledged from here.
         UsageError: it is not a valid conversation id.
     """
-    found = store.keys(check_conversation_id(conversation_id.decode()))
+    found = await store.locate(check_conversation_id(conversation_id.decode()), seen_in=names)
     if found.shard != names:
         raise ValueError(f"the conversation {found.conversation_id!r} is not of this shard")
     return found

@@ -68,7 +68,7 @@ class StoredFiles:
         """
         check_size(len(content), "The file")
         name = make_content_name(content)
-        key = self._store.keys(conversation_id).stored_file(name)
+        key = (await self._store.locate(conversation_id)).stored_file(name)
         size, sealed = await self._store.call("HMGET", key, "size", "sealed")
         if size is not None and sealed is None:  # an older version has stored it, and may be reading it
             await self._store.call("PERSIST", key)
@@ -98,7 +98,7 @@ class StoredFiles:
             UsageError: it is too large.
         """
         check_size(len(content), "The file", limit_bytes)
-        key = self._store.keys(conversation_id).stored_file(name)
+        key = (await self._store.locate(conversation_id)).stored_file(name)
         expiry = [] if ttl_seconds is None else [("PEXPIRE", key, int(ttl_seconds * 1000))]
         for at in range(0, len(content), PIECE_BYTES):
             piece = ("HSET", key, at // PIECE_BYTES, content[at : at + PIECE_BYTES])
@@ -121,7 +121,7 @@ class StoredFiles:
         """
         size_bytes = (await asyncio.to_thread(source.stat)).st_size
         check_size(size_bytes, "The file")
-        keys = (self._store.keys(conversation_id).stored_file(name),)
+        keys = ((await self._store.locate(conversation_id)).stored_file(name),)
         ttl_ms = int(ttl_seconds * 1000)
         key = self._load_key(is_made=True)
         with source.open("rb") as file:
@@ -134,14 +134,14 @@ class StoredFiles:
 
     async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
         """Extend the time to live of an unclaimed file; a claimed one has none. Returns False if it does not exist."""
-        key = self._store.keys(conversation_id).stored_file(name)
+        key = (await self._store.locate(conversation_id)).stored_file(name)
         commands = [("PEXPIRE", key, int(ttl_seconds * 1000), "XX"), ("HEXISTS", key, "size")]
         _, is_whole = await self._store.call_many(commands)
         return bool(is_whole)
 
     async def claim(self, conversation_id: str, name: str) -> bool:
         """Keep an unclaimed file for as long as the log. Returns False if it does not exist. Idempotent."""
-        key = self._store.keys(conversation_id).stored_file(name)
+        key = (await self._store.locate(conversation_id)).stored_file(name)
         return bool(await self._store.call_function("deck_claim_file", (key,)) == ["claimed"])
 
     async def fetch(self, conversation_id: str, name: str) -> bytes:
@@ -173,7 +173,7 @@ class StoredFiles:
         size, sealed, pieces = await self._load_pieces(source_id, source.parcel)
         if not all(pieces):
             raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
-        key = self._store.keys(target_id).stored_file(source.parcel)
+        key = (await self._store.locate(target_id)).stored_file(source.parcel)
         for n, piece in enumerate(pieces):
             await self._store.call("HSET", key, n, piece)
         of_seal: tuple[Argument, ...] = () if sealed is None else ("sealed", sealed)
@@ -181,7 +181,7 @@ class StoredFiles:
 
     async def remove(self, conversation_id: str, name: str) -> None:
         """Remove a file. Idempotent."""
-        key = self._store.keys(conversation_id).stored_file(name)
+        key = (await self._store.locate(conversation_id)).stored_file(name)
         await self._store.call("DEL", key)
 
     async def _load_pieces(self, conversation_id: str, name: str) -> tuple[int, bytes | None, list[bytes]]:
@@ -190,7 +190,7 @@ class StoredFiles:
         Raises:
             CorruptEntry: it does not exist.
         """
-        key = self._store.keys(conversation_id).stored_file(name)
+        key = (await self._store.locate(conversation_id)).stored_file(name)
         size, sealed = await self._store.call("HMGET", key, "size", "sealed")
         if size is None:
             raise CorruptEntry("The file is not in the store.", remedy="Upload it again.")

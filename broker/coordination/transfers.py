@@ -165,7 +165,7 @@ class Transfers:
             UsageError: the content is too large.
             TransferFailed: the tool worker failed, or exceeded the limit.
         """
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         node = await self._store.call("HGET", names.meta, "node")
         if node is None:
             raise NoWorkspace(conversation_id)
@@ -224,7 +224,7 @@ class Transfers:
 
     async def load_request(self, conversation_id: str, token: str) -> TransferRequest | None:
         """Return the request, as the tool worker; None if it was answered, or if the client no longer waits."""
-        key = self._store.keys(conversation_id).transfer(token)
+        key = (await self._store.locate(conversation_id)).transfer(token)
         asked, answer = await self._store.call("HMGET", key, "request", "answer")
         if asked is None or answer is not None:
             return None
@@ -236,7 +236,7 @@ class Transfers:
     async def mark_started(self, conversation_id: str, token: str) -> None:
         """Record that a request runs, as the tool worker, because the answer may take a while. Idempotent."""
         receiver = self._receivers.setdefault(token, Receiver())
-        await self._write(self._store.keys(conversation_id).transfer(token), "begun", receiver.public)
+        await self._write((await self._store.locate(conversation_id)).transfer(token), "begun", receiver.public)
 
     async def load_content(self, conversation_id: str, token: str) -> bytes:
         """Wait for the encrypted content of an upload and return it, as the tool worker that started the request.
@@ -245,7 +245,7 @@ class Transfers:
             TransferFailed: its sender has gone.
             CorruptEntry: see `StoredFiles.fetch`.
         """
-        key, receiver = self._store.keys(conversation_id).transfer(token), self._receivers[token]
+        key, receiver = (await self._store.locate(conversation_id)).transfer(token), self._receivers[token]
         try:
             async with asyncio.timeout(CONTENT_LIMIT_SECONDS):
                 while True:
@@ -263,7 +263,7 @@ class Transfers:
         Args:
             content: content of a download; None if there is none.
         """
-        key = self._store.keys(conversation_id).transfer(token)
+        key = (await self._store.locate(conversation_id)).transfer(token)
         reply_key = await self._store.call("HGET", key, "reply_key")
         if content is not None and reply_key is not None:  # otherwise the client no longer waits
             sealed = await asyncio.to_thread(seal, reply_key, content, f"{conversation_id} {token} back")

@@ -58,7 +58,7 @@ class ReadyStream:
             entry_id = entry.decode()
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
-                conversation_id = find_conversation_keys(self._store, self._names, about[b"c"]).conversation_id
+                conversation_id = (await find_conversation_keys(self._store, self._names, about[b"c"])).conversation_id
                 notified.append((conversation_id, self._prefix + entry_id))
             except PARSE_ERRORS as error:
                 await self._unreadable.quarantine(
@@ -114,7 +114,7 @@ class WorkerMailbox:
         for entry_id, fields in entries:
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
-                conversation_id = find_conversation_keys(self._store, self._names, about[b"c"]).conversation_id
+                conversation_id = (await find_conversation_keys(self._store, self._names, about[b"c"])).conversation_id
                 carried = None
                 if b"e" in about:
                     before, is_watched = about[b"p"].decode(), b"w" in about
@@ -171,7 +171,7 @@ async def wake_conversations(store: Store, conversation_ids: Iterable[str]) -> N
     """
     calls = []
     for conversation_id in conversation_ids:
-        names = store.keys(conversation_id)
+        names = await store.locate(conversation_id)
         calls.append(("FCALL", "deck_wake", 2, names.root, names.shard.root, conversation_id))
     try:
         await store.call_many(calls)

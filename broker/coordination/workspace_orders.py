@@ -32,7 +32,7 @@ class WorkspaceOrders:
             Whether all of them have ended. If False, they end when a tool worker gets to the order, or when they were
             idle for their time to live.
         """
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         node = await self._store.call("HGET", names.meta, "node")
         if node is None:
             return True

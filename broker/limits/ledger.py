@@ -196,7 +196,7 @@ class Ledger:
         It sweeps the shards that this process has reserved in, and one more at each call, in turns. A shard that does
         not answer delays its own sweep alone; it is swept again when that one has ended.
         """
-        shards = self._store.all_shards
+        shards = await self._store.load_shards()
         self._turn = (self._turn + 1) % len(shards)
         for shard in {*self._used, shards[self._turn]} - self._sweeping.keys():
             self._sweeping[shard] = asyncio.create_task(self._call_in(shard, "deck_budget_sweep"))
@@ -282,7 +282,7 @@ class Ledger:
 
     async def load_accounts(self) -> list[BudgetAccount]:
         """Return the accounts of tenants, of experiments, and of conversations with a limit, by name."""
-        shards = self._store.all_shards
+        shards = await self._store.load_shards()
         found = await self._store.call_many([("SMEMBERS", shard.budgets) for shard in shards])
         names = {member.decode(errors="backslashreplace") for members in found for member in members}
         return [await self.load_account(name) for name in sorted(names)]
@@ -316,10 +316,10 @@ class Ledger:
 
     async def _locate(self, account: str) -> ShardKeys | None:
         kind, _, conversation_id = account.partition(":")
-        shards = self._store.all_shards
+        shards = await self._store.load_shards()
         if kind != "conversation" or len(shards) == 1:
             return self._find_home(account)
-        meta = self._store.keys(conversation_id).meta
+        meta = (await self._store.locate(conversation_id)).meta
         exists, tenant = await self._store.call_many([("EXISTS", meta), ("HGET", meta, "tenant")])
         if exists:
             return self._find_home(make_tenant_account((tenant or b"").decode(errors="backslashreplace")))

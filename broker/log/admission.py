@@ -33,14 +33,14 @@ async def check_admission(store: Store, conversation_id: str, tenant: str) -> No
     Raises:
         AdmissionRefused: it may not start now. Never raised for a conversation that has started.
     """
-    shard = store.keys(conversation_id).shard
+    shard = (await store.locate(conversation_id)).shard
     elsewhere = await _count_open_in_others(store, shard, tenant)
     raise_refusal(await store.call_function("deck_admit", (shard.root,), conversation_id, tenant, elsewhere))
 
 
 async def find_creation(store: Store, conversation_id: str, key: str) -> Duplicate | None:
     """Return the ids of the events that created a conversation under this key; None if none did."""
-    once = store.keys(conversation_id).once
+    once = (await store.locate(conversation_id)).once
     found = await store.call("HGET", once, f"create:{key}")
     if found is None:
         return None
@@ -57,7 +57,7 @@ async def count_open_elsewhere(store: Store, created: ConversationCreated) -> in
     if created.parent is not None:
         return None
     tenant = created.tenancy.tenant if created.tenancy is not None else ""
-    return await _count_open_in_others(store, store.keys(created.conversation_id).shard, tenant)
+    return await _count_open_in_others(store, (await store.locate(created.conversation_id)).shard, tenant)
 
 
 async def _count_open_in_others(store: Store, shard: ShardKeys, tenant: str) -> int:
@@ -66,7 +66,7 @@ async def _count_open_in_others(store: Store, shard: ShardKeys, tenant: str) -> 
     rules = ("HMGET", shard.tenants, tenant, "*")
     named, others = await store.call(*rules)
     share = "*" if named is None and others is not None else tenant
-    commands = [("ZCARD", other.open_conversations(share)) for other in store.all_shards if other != shard]
+    commands = [("ZCARD", other.open_conversations(share)) for other in await store.load_shards() if other != shard]
     return sum(await store.call_many(commands))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from broker.contract import MessagePolicy, Ownership, StartWindow
-from broker.runtime import ConversationBusy, DataLocked, StoreError, UnknownConversation
+from broker.runtime import ConversationBusy, DataLocked, ShardsRaised, StoreError, UnknownConversation
 from broker.secrets import SecretsProof
 from broker.store import Argument, Store
 
@@ -54,6 +54,7 @@ class Creator(NamedTuple):
         caller: the fields of this caller, stored in the same step unless it has one; None: they are stored already.
         elsewhere: number of conversations of its tenant that are open in other shards; None if it is part of a step of
             another conversation, which is neither refused nor counted.
+        shards: the number of shards that this process knows.
         start: when it may start; None for at once.
     """
 
@@ -63,11 +64,13 @@ class Creator(NamedTuple):
     elsewhere: int | None = 0
     start: StartWindow | None = None
     caller: Mapping[str, Argument] | None = None
+    shards: int = 1
 
     def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
         named: NamedArguments = {"by": "create", "key": self.key, "pool": self.pool}
         named |= {"awaited": self.awaited} if self.awaited else {}
+        named |= {"shards": self.shards} if self.shards > 1 else {}
         if self.caller:
             named["caller"] = [
                 part if isinstance(part, bytes) else str(part) for item in self.caller.items() for part in item
@@ -256,6 +259,8 @@ def parse_outcome(reply: Any, conversation_id: str, checksum: str = "") -> Appen
             raise ConversationBusy(conversation_id)
         case ["exists"]:
             return None
+        case ["raised"]:
+            raise ShardsRaised
         case ["locked"]:
             raise DataLocked(
                 f"The conversation {conversation_id} is encrypted, and this process has no master key.",
@@ -278,5 +283,5 @@ def parse_outcome(reply: Any, conversation_id: str, checksum: str = "") -> Appen
 
 async def has_appended(store: Store, conversation_id: str, key: str) -> bool:
     """Return whether the log holds the append that a producer made under a key."""
-    once = store.keys(conversation_id).once
+    once = (await store.locate(conversation_id)).once
     return bool(await store.retry(lambda: store.connection.call("HEXISTS", once, f"p:{key}")))

@@ -36,7 +36,7 @@ class Blobs:
 
     async def put(self, conversation_id: str, contents: Mapping[str, bytes], cipher: Cipher | None = None) -> None:
         """Store texts under their addresses, encrypted with a cipher. Idempotent."""
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         commands = [
             ("SET", names.blob(sha256), content if cipher is None else cipher.encrypt(content, _describe(sha256)))
             for sha256, content in contents.items()
@@ -51,7 +51,7 @@ class Blobs:
             DataLocked: its key was deleted, or is under another master key.
         """
         cipher = await self._store.encryption.find_cipher(conversation_id)
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         found = await self._store.call_many([("GET", names.blob(sha256)) for sha256 in addresses])
         return {
             sha256: content if cipher is None else cipher.decrypt(content, _describe(sha256))

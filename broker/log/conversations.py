@@ -130,7 +130,7 @@ class Conversations:
 
     async def list_recent(self, *, limit: int = 50) -> list[ConversationRow]:
         """Return up to `limit` conversations, newest first."""
-        commands = [("ZREVRANGE", names.index, 0, limit - 1, "WITHSCORES") for names in self._store.all_shards]
+        commands = [("ZREVRANGE", names.index, 0, limit - 1, "WITHSCORES") for names in await self._store.load_shards()]
         replies = await self._store.call_many(commands)
         scored = [(float(flat[i + 1]), flat[i]) for flat in replies for i in range(0, len(flat), 2)]
         ids = [cid.decode(errors="backslashreplace") for _, cid in sorted(scored, reverse=True)[:limit]]
@@ -138,7 +138,7 @@ class Conversations:
 
     async def count(self) -> int:
         """Return the number of conversations."""
-        commands = [("ZCARD", names.index) for names in self._store.all_shards]
+        commands = [("ZCARD", names.index) for names in await self._store.load_shards()]
         return sum(await self._store.call_many(commands))
 
     async def find_by_prefix(self, prefix: str, *, limit: int) -> list[ConversationRow]:
@@ -158,7 +158,7 @@ class Conversations:
                 if cursor == b"0":
                     return
 
-        await asyncio.gather(*map(scan_shard, self._store.all_shards))
+        await asyncio.gather(*map(scan_shard, await self._store.load_shards()))
         return await self.load_rows(sorted(found)[:limit])
 
     async def load_rows(self, conversation_ids: Sequence[str]) -> list[ConversationRow]:
@@ -169,14 +169,14 @@ class Conversations:
     async def load_selection_fields(self, conversation_ids: Sequence[str]) -> list[SelectionFields | None]:
         """Return the parts of the rows that a selection compares; None for a conversation that does not exist."""
         replies = await self._call_each(
-            [("HMGET", self._store.keys(cid).meta, *_SELECTION_FIELDS) for cid in conversation_ids]
+            [("HMGET", names.meta, *_SELECTION_FIELDS) for names in await self._store.locate_all(conversation_ids)]
         )
         return [_parse_selection_fields(reply) if reply else None for reply in replies]
 
     async def load_progress(self, conversation_ids: Sequence[str]) -> list[ConversationProgress | None]:
         """Return the progress of conversations; None for each that does not exist."""
         replies = await self._call_each(
-            [("HMGET", self._store.keys(cid).meta, *_PROGRESS_FIELDS) for cid in conversation_ids]
+            [("HMGET", names.meta, *_PROGRESS_FIELDS) for names in await self._store.locate_all(conversation_ids)]
         )
         return [_parse_progress(reply) if reply else None for reply in replies]
 
@@ -201,14 +201,14 @@ class Conversations:
 
     async def list_dead_letters(self) -> list[str]:
         """Return the conversations that crashed three workers in a row, oldest first."""
-        commands = [("ZRANGE", names.dead, 0, -1) for names in self._store.all_shards]
+        commands = [("ZRANGE", names.dead, 0, -1) for names in await self._store.load_shards()]
         replies = await self._store.call_many(commands)
         return [cid.decode(errors="backslashreplace") for reply in replies for cid in reply]
 
     async def list_takeovers(self) -> list[Takeover]:
         """Return the latest takeovers, at most about 10,000 per shard, in order within a shard."""
         found = []
-        commands = [("XRANGE", names.takeovers, "-", "+") for names in self._store.all_shards]
+        commands = [("XRANGE", names.takeovers, "-", "+") for names in await self._store.load_shards()]
         for entries in await self._store.call_many(commands):
             for _, flat in entries:
                 fields = decode_fields(flat)
@@ -225,13 +225,13 @@ class Conversations:
         return found
 
     async def _call(self, function: str, conversation_id: str) -> None:
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         reply = await self._store.call_function(function, (names.root, names.shard.root), conversation_id)
         if reply[0] == "missing":
             raise UnknownConversation(conversation_id)
 
     async def _rows(self, ids: Sequence[str]) -> list[ConversationRow | None]:
-        replies = await self._call_each([("HGETALL", self._store.keys(cid).meta) for cid in ids])
+        replies = await self._call_each([("HGETALL", names.meta) for names in await self._store.locate_all(ids)])
         rows = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies]
         await self._store.encryption.decrypt_fields(ids, rows)
         return [_parse_row(cid, row) for cid, row in zip(ids, rows, strict=True)]

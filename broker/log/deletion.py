@@ -17,7 +17,7 @@ from broker.contract import codec
 from broker.limits import Ledger
 from broker.log.entries import find_reader
 from broker.runtime import CorruptEntry, DataLocked, DeckhandsError, StoreTooNew, UnknownConversation, failpoint
-from broker.store import Cipher, Store
+from broker.store import Cipher, ConversationKeys, Store
 
 READ_BATCH = 500
 KEYS_PER_CALL = 200
@@ -53,7 +53,7 @@ class Deletion:
             NotDeleted: its log has grown, or a worker still owns it. Nothing was changed.
         """
         await self.close_for_deletion(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         after = 0
         while True:
             batch = await self._store.call("XRANGE", names.events, f"{after + 1}-0", "+", "COUNT", READ_BATCH)
@@ -68,7 +68,7 @@ class Deletion:
                 {
                     key
                     for entry_id, fields in batch
-                    for key in self._find_referenced_keys(conversation_id, entry_id, fields[-1], cipher)
+                    for key in self._find_referenced_keys(names, entry_id, fields[-1], cipher)
                 }
             )
             for at in range(0, len(doomed), KEYS_PER_CALL):
@@ -78,6 +78,7 @@ class Deletion:
         await Ledger(self._store).delete_account(conversation_id)
         failpoint("deletion.before_end")
         await self._call("deck_end_deletion", conversation_id)
+        self._store.layout.forget(conversation_id)
 
     async def close_for_deletion(
         self, conversation_id: str, *, last_id: int, limit_seconds: float = RELEASE_LIMIT_SECONDS
@@ -99,10 +100,9 @@ class Deletion:
             await asyncio.sleep(POLL_SECONDS)
 
     def _find_referenced_keys(
-        self, conversation_id: str, entry_id: bytes, entry: bytes, cipher: Cipher | None
+        self, names: ConversationKeys, entry_id: bytes, entry: bytes, cipher: Cipher | None
     ) -> list[str]:
         """Return the keys that an event refers to: its large texts, and the file that its workspace is filled from."""
-        names = self._store.keys(conversation_id)
         try:
             wire = codec.decode_wire(codec.decrypt_entry(entry, cipher, int(entry_id.partition(b"-")[0])))
         except (CorruptEntry, StoreTooNew):  # the references of an unreadable event are unknown; delete the rest
@@ -115,7 +115,7 @@ class Deletion:
         return [*keys, names.stored_file(str(parcel))] if parcel else keys
 
     async def _call(self, function: str, conversation_id: str, *arguments: int) -> list[Any]:
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         reply = await self._store.call_function(function, (names.root, names.shard.root), conversation_id, *arguments)
         if reply[0] == "missing" and function == "deck_begin_deletion":
             raise UnknownConversation(conversation_id)

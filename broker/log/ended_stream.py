@@ -23,19 +23,21 @@ class EndedStream:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._shards = store.all_shards
         self._after: dict[str, bytes] = {}
         self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
 
     async def open(self) -> None:
         """Start after the latest entries: `read` returns the conversations that settle from now on."""
-        commands: list[tuple[Argument, ...]] = [("XREVRANGE", one.ended, "+", "-", "COUNT", 1) for one in self._shards]
+        shards = await self._store.load_shards()
+        commands: list[tuple[Argument, ...]] = [("XREVRANGE", one.ended, "+", "-", "COUNT", 1) for one in shards]
         found = await self._store.retry(lambda: self._connection.call_many(commands))
-        for names, entries in zip(self._shards, found, strict=True):
+        for names, entries in zip(shards, found, strict=True):
             self._after[names.ended] = entries[0][0] if entries else b"0-0"
 
     async def read(self) -> list[str]:
         """Wait up to five seconds and return the ids of conversations that have settled. Any writer may forge them."""
+        for names in await self._store.load_shards():
+            self._after.setdefault(names.ended, b"0-0")  # a shard that was added since
         found = await self._store.retry(self._poll if self._connection.is_cluster else self._wait)
         for key, entries in found or ():
             self._after[key.decode()] = entries[-1][0]

@@ -117,7 +117,7 @@ async def find_latest_event(store: Store, conversation_id: str, kind: type[E]) -
     Raises:
         CorruptEntry: a later entry is damaged. The message names the event.
     """
-    stream, end = store.keys(conversation_id).events, "+"
+    stream, end = (await store.locate(conversation_id)).events, "+"
     while True:
         batch = await store.call("XREVRANGE", stream, end, "-", "COUNT", BATCH)
         event_id, cipher = 0, await find_reader(store, conversation_id, batch)

@@ -42,6 +42,7 @@ from broker.runtime import (
     ConversationMoved,
     CorruptEntry,
     EventsLost,
+    ShardsRaised,
     StoreError,
     UnknownConversation,
     UsageError,
@@ -118,6 +119,7 @@ class EventLog:
         awaited: str = "",
         caller: Mapping[str, Argument] | None = None,
         start: StartWindow | None = None,
+        shards: int | None = None,
     ) -> Appended | Duplicate:
         """Create a conversation.
 
@@ -129,13 +131,19 @@ class EventLog:
             awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
             caller: the fields of this caller, stored in the same step unless the conversation has one.
             start: when it may start; None for at once.
+            shards: the number of shards when the caller stored what belongs to the conversation; None: it did not.
 
         Raises:
             UsageError: the id is invalid, or another conversation has it.
             AdmissionRefused: it may not start now. Never raised for a delegate.
+            ShardsRaised: the store has more shards by now; see `Store.repeat_if_raised`.
         """
-        creator = Creator(key or new_key(), created.workspace.pool, awaited, start=start, caller=caller)
-        return await self._create([created, *events], creator, answers={}, node=node)
+
+        async def create(shards: int) -> Appended | Duplicate:
+            creator = Creator(key or new_key(), created.workspace.pool, awaited, start=start, caller=caller)
+            return await self._create([created, *events], creator._replace(shards=shards), answers={}, node=node)
+
+        return await (self.store.repeat_if_raised(create) if shards is None else create(shards))
 
     async def _create(
         self,
@@ -149,6 +157,8 @@ class EventLog:
         created = events[0]
         assert isinstance(created, ConversationCreated)
         cid = check_conversation_id(created.conversation_id)
+        if creator.shards != self.store.shards:
+            raise ShardsRaised
         creator = creator._replace(elsewhere=await count_open_elsewhere(self.store, created))
         shown = make_initial_fields(created, node)
         shown |= {"double_texting": created.double_texting} if created.double_texting else {}
@@ -283,7 +293,7 @@ class EventLog:
         self, conversation_id: str, *, after: int = 0, until: int | None = None, decode: codec.Decoder = codec.decode
     ) -> AsyncGenerator[list[Event], None]:
         """Yield the events that `read` returns, in pages of a thousand. Raises the same errors."""
-        stream = self.store.keys(conversation_id).events
+        stream = (await self.store.locate(conversation_id)).events
         end = "+" if until is None else f"{until}-0"
         last_id = after
         while True:
@@ -313,7 +323,7 @@ class EventLog:
         Raises:
             EventsLost: the log does not hold that event.
         """
-        names = self.store.keys(ownership.conversation_id)
+        names = await self.store.locate(ownership.conversation_id)
         events: list[Event] = []
         last_id = after
         further = [("GET", names.snapshot)] if with_snapshot else []
@@ -366,7 +376,7 @@ class EventLog:
         Raises:
             UnknownConversation: no such conversation.
         """
-        meta = self.store.keys(conversation_id).meta
+        meta = (await self.store.locate(conversation_id)).meta
         found = await self.store.call("HGET", meta, "last_id")
         if found is None:
             raise UnknownConversation(conversation_id)
@@ -374,18 +384,18 @@ class EventLog:
 
     async def load_acks(self, conversation_id: str) -> Acks | None:
         """Return when an event of a conversation counts as written; None: as its store demands."""
-        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "acks")
+        found = await self.store.call("HGET", (await self.store.locate(conversation_id)).meta, "acks")
         levels: dict[bytes | None, Acks] = {b"disk": "disk", b"replica": "replica"}
         return levels.get(found)
 
     async def count_moves(self, conversation_id: str) -> int:
         """Return how often the workspace was moved away from a lost node."""
-        meta = self.store.keys(conversation_id).meta
+        meta = (await self.store.locate(conversation_id)).meta
         return int(await self.store.call("HGET", meta, "moves") or 0)
 
     async def is_answered(self, conversation_id: str, action_id: int) -> bool:
         """Return whether an action has its observation, or can never get one because its conversation is gone."""
-        names = self.store.keys(conversation_id)
+        names = await self.store.locate(conversation_id)
         commands = [("HGET", names.once, f"o:{action_id}"), ("HGET", names.meta, "last_id")]
         answer, last_id = await self.store.call_many(commands)
         return answer is not None or last_id is None
@@ -396,7 +406,7 @@ class EventLog:
         Raises:
             CorruptEntry: there is no such event.
         """
-        stream = self.store.keys(conversation_id).events
+        stream = (await self.store.locate(conversation_id)).events
         name = f"{event_id}-0"
         found = await self.store.call("XRANGE", stream, name, name)
         if not found:
@@ -450,12 +460,13 @@ class EventLog:
         runnable = {event.id for event in events if event.runnable}
         # Actions that ran for the source must not run again here.
         answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
-        return await self._create(
-            [created, *events],
-            Creator(key, created.workspace.pool),
-            answers=answers,
-            fields=make_copied_fields(created, events),
-        )
+
+        async def create(shards: int) -> Appended | Duplicate:
+            creator = Creator(key, created.workspace.pool, shards=shards)
+            fields = make_copied_fields(created, events)
+            return await self._create([created, *events], creator, answers=answers, fields=fields)
+
+        return await self.store.repeat_if_raised(create)
 
     async def _append(
         self,
@@ -470,8 +481,8 @@ class EventLog:
         fields: Mapping[str, str | int | float] | None = None,
         cipher: Cipher | None = None,
     ) -> AppendOutcome | None:
-        names = self.store.keys(conversation_id)
         is_new = isinstance(writer, Creator)
+        names = await (self.store.place if is_new else self.store.locate)(conversation_id)
         # The position of a producer's or a tool's event is assigned by the store.
         first_id = 1 if is_new else writer.seen_id + 1 if isinstance(writer, Owner) else None
         for _ in range(MAX_LOOK_UPS):

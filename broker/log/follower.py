@@ -43,7 +43,7 @@ class LogFollower:
             UnknownConversation: the conversation does not exist, or was deleted meanwhile.
             EventsLost: the log no longer holds the last event that was returned, or ends before `after`.
         """
-        stream = self._store.keys(self._conversation_id).events
+        stream = (await self._store.locate(self._conversation_id)).events
         # jitter: readers that started together must not all ask at once
         block_ms = int(BLOCK_SECONDS * 1000 * shorten_randomly())
         command: tuple[Argument, ...] = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS")
@@ -74,7 +74,7 @@ async def check_event_exists(store: Store, conversation_id: str, known_id: int, 
         EventsLost: the log does not hold it.
         UnknownConversation: the conversation does not exist, or was deleted.
     """
-    names = store.keys(conversation_id)
+    names = await store.locate(conversation_id)
     entry_id = f"{known_id}-0"
     commands = [("HGET", names.meta, "last_id"), ("XRANGE", names.events, entry_id, entry_id)]
     last_id, found = await store.call_many(commands)

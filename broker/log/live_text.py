@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.runtime import CorruptEntry, StoreError
-from broker.store import Argument, Cipher, Store
+from broker.store import Argument, Cipher, ConversationKeys, Store
 
 WATCH_TTL_SECONDS = 30.0
 PIECE_TTL_SECONDS = 60.0
@@ -53,21 +53,20 @@ class LiveText:
     """The pieces of one conversation."""
 
     def __init__(self, store: Store, conversation_id: str) -> None:
-        keys = store.keys(conversation_id)
         self._store = store
         self._conversation_id = conversation_id
-        self._live = keys.live
-        self._watched = keys.watcher_mark
         self._seen = b"0-0"
 
     async def register_watcher(self) -> None:
         """Register a watcher for 30 seconds. `watch` repeats it."""
-        await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCH_TTL_SECONDS * 1000))
+        names = await self._locate()
+        await self._store.connection.call("SET", names.watcher_mark, "1", "PX", int(WATCH_TTL_SECONDS * 1000))
 
     async def add(self, pieces: list[LivePiece]) -> None:
         """Add pieces. If the store refuses them, they are lost."""
         commands: list[tuple[Argument, ...]] = []
         try:
+            live = (await self._locate()).live
             cipher = await self._store.encryption.find_cipher(self._conversation_id)
         except StoreError:
             return
@@ -76,9 +75,9 @@ class LiveText:
             at = None if piece.at is None else piece.at + len(piece.text) - len(text)
             data = json.dumps({"call": piece.call, "kind": piece.kind, "text": text, "at": at}).encode()
             data = data if cipher is None else cipher.encrypt(data, LIVE)
-            commands.append(("XADD", self._live, "MAXLEN", "~", MAX_PIECES, "*", "p", data))
+            commands.append(("XADD", live, "MAXLEN", "~", MAX_PIECES, "*", "p", data))
         with contextlib.suppress(StoreError):
-            await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(PIECE_TTL_SECONDS * 1000))])
+            await self._store.connection.call_many([*commands, ("PEXPIRE", live, int(PIECE_TTL_SECONDS * 1000))])
 
     async def watch(self) -> AsyncGenerator[LivePiece]:
         """Yield the stored pieces, then each new one. Never ends by itself.
@@ -90,7 +89,8 @@ class LiveText:
         try:
             while True:
                 await self.register_watcher()
-                found = await reader.call(*_READ, "BLOCK", _BLOCK_MS, *self._unseen)
+                live = (await self._locate()).live
+                found = await reader.call(*_READ, "BLOCK", _BLOCK_MS, "STREAMS", live, self._seen)
                 for piece in self._parse_new(found, await self._find_cipher(found)):
                     yield piece
         finally:
@@ -104,16 +104,16 @@ class LiveText:
         Raises:
             StoreUnavailable, OutcomeUnknown: the store cannot be reached.
         """
-        found = await self._store.connection.call(*_READ, *self._unseen)
+        live = (await self._locate()).live
+        found = await self._store.connection.call(*_READ, "STREAMS", live, self._seen)
         return list(self._parse_new(found, await self._find_cipher(found)))
 
     async def _find_cipher(self, found: Any) -> Cipher | None:
         """Return the cipher of the conversation, if there is anything to decrypt; raises DataLocked."""
         return await self._store.encryption.find_cipher(self._conversation_id) if found else None
 
-    @property
-    def _unseen(self) -> tuple[str, str, bytes]:
-        return "STREAMS", self._live, self._seen
+    async def _locate(self) -> ConversationKeys:
+        return await self._store.locate(self._conversation_id)
 
     def _parse_new(self, found: Any, cipher: Cipher | None) -> Iterator[LivePiece]:
         for entry_id, fields in found[0][1] if found else ():

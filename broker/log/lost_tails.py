@@ -91,7 +91,7 @@ async def record_snapshot_gap(log: EventLog, conversation_id: str, version: int)
 
 async def _load_recorded_gap(store: Store, conversation_id: str) -> tuple[int, int]:
     """Return the last id of the log at its latest recorded gap, and the last id known to be lost; (0, 0) if never."""
-    meta = store.keys(conversation_id).meta
+    meta = (await store.locate(conversation_id)).meta
     found = await store.call("HGET", meta, "gap")
     said = NAMED.fullmatch(found or b"0:0")
     return (int(said[1]), int(said[2])) if said else (0, 0)  # damaged: the gap is recorded again

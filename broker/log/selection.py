@@ -88,7 +88,7 @@ class ConversationQuery:
 
     async def iterate_pages(self) -> AsyncIterator[list[ConversationRow]]:
         """Yield the conversations, newest first, in pages of 1 to 500."""
-        indexes = await asyncio.gather(*map(self._find_smallest_index, self._store.all_shards))
+        indexes = await asyncio.gather(*map(self._find_smallest_index, await self._store.load_shards()))
         before: IndexPosition | None = None
         while places := await self._find_positions(indexes, before):
             before = places[-1]
@@ -106,7 +106,7 @@ class ConversationQuery:
         Args:
             before: the position at which an earlier page ended; None for the first page.
         """
-        indexes = await asyncio.gather(*map(self._find_smallest_index, self._store.all_shards))
+        indexes = await asyncio.gather(*map(self._find_smallest_index, await self._store.load_shards()))
         chosen: list[str] = []
         scanned = 0
         at_once = min(limit + 1, PAGE_SIZE)

@@ -19,6 +19,7 @@ from .errors import FunctionsReplaced as FunctionsReplaced, FunctionsTooOld as F
 from .errors import OutcomeUnknown as OutcomeUnknown, OwnershipLost as OwnershipLost, StoreError as StoreError
 from .errors import StoreMisconfigured as StoreMisconfigured, StoreRefused as StoreRefused
 from .errors import DataForgotten as DataForgotten, DataLocked as DataLocked
+from .errors import ShardsRaised as ShardsRaised
 from .errors import StoreReplaced as StoreReplaced, StoreTooNew as StoreTooNew, StoreUnavailable as StoreUnavailable
 from .errors import UnknownConversation as UnknownConversation, UnknownKind as UnknownKind, UsageError as UsageError
 from .failpoints import arm as arm, failpoint as failpoint

@@ -16,6 +16,7 @@
     │   ├── FunctionsReplaced      the new functions do not serve this worker: it hands back its work and stops
     │   ├── StoreMisconfigured     evicts keys, lacks the functions
     │   │   └── StoreReplaced      another store than before, or the same one emptied
+    │   ├── ShardsRaised           it has got more shards meanwhile; nothing was written              [retryable]
     │   ├── CorruptEntry           bytes that fail their checksum or their schema
     │   └── EventsLost             the log does not hold an event that had been acknowledged
     ├── AdmissionRefused           no new start now: the tenant's bound or the memory bound is reached    [retryable]
@@ -183,6 +184,16 @@ class StoreReplaced(StoreMisconfigured):
     """The store is another one than at start, or was emptied. A worker stops; do not restart it automatically."""
 
     code = "store_replaced"
+
+
+class ShardsRaised(StoreError):
+    """The number of the store's shards was raised meanwhile; nothing of the refused call was written."""
+
+    code = "shards_raised"
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("The store has got more shards since this process read their number.", remedy="Repeat it.")
 
 
 class CorruptEntry(StoreError):

@@ -156,7 +156,7 @@ class Secrets:
             SecretsLocked: there is no key.
         """
         check_secret(name, value)
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         encrypted = self._encrypt(conversation_id, value)
         # Masked before any command can read it.
         commands = [("SADD", names.masked, encrypted), ("HSET", names.secrets, name, encrypted)]
@@ -181,18 +181,18 @@ class Secrets:
 
     async def remove(self, conversation_id: str, name: str) -> None:
         """Stop giving a secret to commands; it stays masked. Idempotent."""
-        key = self._store.keys(conversation_id).secrets
+        key = (await self._store.locate(conversation_id)).secrets
         await self._store.call("HDEL", key, name)
 
     async def lend(self, lender_id: str, conversation_id: str) -> None:
         """Share all present and future secrets of a conversation with another one. Idempotent."""
-        key = self._store.keys(conversation_id).secrets_of
+        key = (await self._store.locate(conversation_id)).secrets_of
         await self._store.call("SET", key, lender_id)
         self._cache.pop(conversation_id, None)
 
     async def list_names(self, conversation_id: str) -> list[str]:
         """Return the names of the secrets, sorted."""
-        key = self._store.keys(conversation_id).secrets
+        key = (await self._store.locate(conversation_id)).secrets
         flat = await self._store.call("HGETALL", key)
         return sorted(flat[i].decode() for i in range(0, len(flat), 2))
 
@@ -281,7 +281,7 @@ class Secrets:
             found.append(_StoredSecrets.parse(conversation_id, flat, masked, lender))
             conversation_id = found[0].lender_id
         while conversation_id and len(found) < MAX_LENDERS:
-            names = self._store.keys(conversation_id)
+            names = await self._store.locate(conversation_id)
             commands = [("HGETALL", names.secrets), ("SMEMBERS", names.masked), ("GET", names.secrets_of)]
             found.append(_StoredSecrets.parse(conversation_id, *await self._store.call_many(commands)))
             conversation_id = found[-1].lender_id

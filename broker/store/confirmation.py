@@ -26,6 +26,8 @@ CONFIRM_SECONDS = 1.0
 
 After a fail-over, a Sentinel needs up to as long to connect to a replica again.
 """
+ASK_SECONDS = 0.25
+"""How long one question may take. A replica that connects meanwhile learns of the next one only."""
 READING = frozenset(
     {
         *(
@@ -103,10 +105,8 @@ class Confirmations:
         if previous is not None:
             await asyncio.wait([previous])
         self._running, self._next = self._next, None
-        timeout_ms, needed = int(CONFIRM_SECONDS * 1000), 1 if self._acks == "disk" else self._count_replicas()
-        asks = ("WAITAOF", 1, 0, timeout_ms) if self._acks == "disk" else ("WAIT", needed, timeout_ms)
         try:
-            (_, confirmed), epoch = await self._send([("SET", self._find_key(), 1), asks])
+            count, needed, epoch = await self._count_confirming()
         except StoreRefused as error:
             raise StoreMisconfigured(
                 f"The store cannot confirm writes: {error.message}",
@@ -117,7 +117,6 @@ class Confirmations:
             raise
         except StoreError as error:
             raise OutcomeUnknown(f"A write was not confirmed: {error.message}") from error
-        count = confirmed[0] if self._acks == "disk" else confirmed
         if 1 <= count < needed:  # one that died since is left out
             with suppress(StoreError):
                 needed = await self._count_connected()
@@ -128,6 +127,18 @@ class Confirmations:
             whom = "its disk" if self._acks == "disk" else many
             raise OutcomeUnknown(f"The store did not get a write to {whom} within {CONFIRM_SECONDS:g} s.")
         return epoch
+
+    async def _count_confirming(self) -> tuple[int, int, int]:
+        """Ask until enough have confirmed or the time is over; return how many have, how many must, and the epoch."""
+        loop = asyncio.get_running_loop()
+        deadline, timeout_ms = loop.time() + CONFIRM_SECONDS, int(ASK_SECONDS * 1000)
+        while True:
+            needed = 1 if self._acks == "disk" else self._count_replicas()
+            asks = ("WAITAOF", 1, 0, timeout_ms) if self._acks == "disk" else ("WAIT", needed, timeout_ms)
+            (_, confirmed), epoch = await self._send([("SET", self._find_key(), 1), asks])
+            count = confirmed[0] if self._acks == "disk" else confirmed
+            if count >= needed or loop.time() + ASK_SECONDS / 2 > deadline:
+                return count, needed, epoch
 
     async def _has_no_replica(self) -> bool:
         try:

@@ -333,7 +333,7 @@ class Encryption:
         await self._refresh()
         if conversation_id in self._ciphers:
             return self.remember(conversation_id, self._ciphers[conversation_id])
-        meta = self._store.keys(conversation_id).meta
+        meta = (await self._store.locate(conversation_id)).meta
         last_id, key_id = await self._store.call("HMGET", meta, "last_id", "data_key")
         if last_id is None:  # there is no such conversation yet
             return None
@@ -349,7 +349,7 @@ class Encryption:
         Raises:
             DataLocked: this process has no master key, or not that of the data key, or the data key was deleted.
         """
-        meta = self._store.keys(conversation_id).meta
+        meta = (await self._store.locate(conversation_id)).meta
         last_id, key_id = await self._store.call("HMGET", meta, "last_id", "data_key")
         if last_id is None or key_id == (None if used is None else used.key_id):
             return None

@@ -30,14 +30,15 @@ from typing import Literal, Self
 from broker.runtime import Clock, FunctionsReplaced, FunctionsTooOld, StoreMisconfigured, StoreTooNew
 from broker.store import keys
 from broker.store.connection import Connection, decode_fields
+from broker.store.layout import FIELD as SHARDS_FIELD
 
 LIBRARY = "deckhands"
 FOLDERS = ("store", "limits", "log/lua")
 """Where the Lua of the library is, in the package `broker`: each file is a module, which registers its functions."""
 VERSION_FIELD, ANNOUNCED_FIELD, ANNOUNCED_UNTIL_FIELD = "functions", "functions:announced", "functions:announced_until"
 HELD_FIELD = "functions:held"
-READ_FACTS = ("HMGET", keys.STORE, "generation", VERSION_FIELD, ANNOUNCED_FIELD, ANNOUNCED_UNTIL_FIELD)
-"""Asks for what `compare` needs, but for the server's time."""
+READ_FACTS = ("HMGET", keys.STORE, "generation", VERSION_FIELD, ANNOUNCED_FIELD, ANNOUNCED_UNTIL_FIELD, SHARDS_FIELD)
+"""Asks for what `compare` needs, but for the server's time; before it the generation, behind it the shards."""
 UNCHANGING_FUNCTIONS = frozenset(("deck_now", "deck_leave"))
 """Functions that every version has, with the same arguments: an older or newer process may call them."""
 WORKER_FIELD = "version"
@@ -119,6 +120,7 @@ VERSIONS = (
     FunctionsVersion(5, "a86db397f360f32c", 1),
     FunctionsVersion(6, "2fc4539b68bf6148", 1),
     FunctionsVersion(7, "25766599f1e2844b", 1),
+    FunctionsVersion(8, "1df4bd335c3872bc", 1),
 )
 """All versions there have been. Add a line at the end with the next order; never change or remove one."""
 
@@ -193,7 +195,7 @@ class StoreFunctions:
 
     async def check(self, connection: Connection) -> None:
         """Look again; raises what `compare` does."""
-        (_, *facts), time = await connection.call_many([READ_FACTS, ("TIME",)])
+        (_, *facts, _), time = await connection.call_many([READ_FACTS, ("TIME",)])
         self.compare(*facts, time=time)
 
     def compare(

@@ -24,7 +24,7 @@
     deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
     deck:{k}:unreadable            stream   about 1,000    quarantined entries and keys
     deck:{k}:workers               zset     while alive    worker → heartbeat deadline (ms)
-    deck:{k}:clock                 hash     forever        the shard's time at the latest heartbeat; webhook flag
+    deck:{k}:clock                 hash     forever        the shard's time; webhook flag; least number of shards
     deck:{k}:nodes                 zset     forever        node → when it is considered lost (ms)
     deck:{k}:takeovers             stream   about 10,000   takeovers, for reports
     deck:{k}:awaited               zset     until done     conversation with a waiting caller → its next check (ms)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -23,6 +25,7 @@ from broker.runtime import (
     BrokerSettings,
     Clock,
     OutcomeUnknown,
+    ShardsRaised,
     SharedClock,
     StoreMisconfigured,
     StoreRefused,
@@ -40,6 +43,7 @@ from broker.store.connection import CLUSTER, WRONG_TYPE_PREFIX, Argument, Connec
 from broker.store.encryption import NO_MASTER_KEYS, SETTINGS, Encryption, MasterKeys
 from broker.store.function_library import UNCHANGING_FUNCTIONS, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
+from broker.store.layout import FIELD, READ_LAYOUT, REFRESH_SECONDS, ShardLayout, parse_numbers
 from broker.store.routing import CLUSTER_REMEDY
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
 from broker.store.server_checks import (
@@ -50,12 +54,16 @@ from broker.store.server_checks import (
 )
 
 MINIMUM_SERVER_VERSION = (7, 0)
-MAX_SHARDS = 1_024
 DEFAULT_SHARDS, DEFAULT_CLUSTER_SHARDS = 1, 64
 """The number of shards of a new store on a server, and on a cluster."""
 NUMBER = re.compile("[0-9]{1,9}")
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
+SHORTEST_LONG_PAUSE_SECONDS = 0.1
+PAUSE_PER_WAITING_CALL_SECONDS = 0.05
+"""The calls that wait in a process repeat themselves about twenty times a second together, however many they are."""
+MAX_RAISES = 3
+"""How often the creation of a conversation is repeated because the number of shards was raised."""
 LOGGED_AFTER_SECONDS = 0.5
 """A shorter outage is not logged."""
 
@@ -65,10 +73,14 @@ T = TypeVar("T")
 
 
 class Outage:
-    """Logs outages of the store: one line when an outage starts, and one when it ends, however many calls wait."""
+    """The calls of a process that wait for the store. The first one that succeeds wakes the others.
+
+    Logs one line when an outage starts, and one when it ends, however many calls wait.
+    """
 
     def __init__(self) -> None:
         self._waiting = 0
+        self._news: asyncio.Event | None = None
         self._started = 0.0
         self._is_logged = False
 
@@ -85,6 +97,20 @@ class Outage:
             self._is_logged = True
             _log.warning("the store is unavailable, conversations wait: %s", error)
 
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next attempt: this long at most, and less if few calls wait or another one succeeds."""
+        longest = max(SHORTEST_LONG_PAUSE_SECONDS, PAUSE_PER_WAITING_CALL_SECONDS * self._waiting)
+        news = self._news = self._news or asyncio.Event()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, longest) * draw_jitter()):
+                await news.wait()
+
+    def report_success(self) -> None:
+        """Wake the calls that wait, because another one has succeeded."""
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+
     def end(self, clock: Clock) -> None:
         """Record that a call no longer waits: it succeeded or was given up."""
         self._waiting -= 1
@@ -99,7 +125,7 @@ class Store:
 
     Attributes:
         connection: the process's multiplexed connection.
-        shards: how many shards the store has; fixed for its lifetime.
+        layout: how many shards the store has and had, and where conversations are.
         generation: created with the store; a different one means another (or an emptied) store.
         clock: the shared time of all workers of this store; in other processes, the machine's time.
         patience_seconds: how long to repeat an idempotent call while the store does not answer; None for no limit.
@@ -112,7 +138,7 @@ class Store:
     """
 
     connection: Connection
-    shards: int
+    layout: ShardLayout
     generation: str
     clock: SharedClock = field(default_factory=lambda: SharedClock(SYSTEM_CLOCK))
     patience_seconds: float | None = 30.0
@@ -121,6 +147,12 @@ class Store:
     warnings: tuple[str, ...] = ()
     masters: MasterKeys = NO_MASTER_KEYS
     is_encrypted: bool = False
+    _refreshed: list[float] = field(default_factory=lambda: [-math.inf])
+
+    @property
+    def shards(self) -> int:
+        """The number of shards, which can be raised; see `layout`."""
+        return self.layout.count
 
     @property
     def all_shards(self) -> list[ShardKeys]:
@@ -133,12 +165,89 @@ class Store:
         return Encryption(self, self.masters, is_required=self.is_encrypted)
 
     def keys(self, conversation_id: str) -> ConversationKeys:
-        """The keys of a conversation."""
+        """The keys that a conversation has if it is created now; those of an existing one are known to `locate`."""
         return keys.conversation_keys(conversation_id, self.shards)
+
+    async def locate(self, conversation_id: str, *, seen_in: ShardKeys | None = None) -> ConversationKeys:
+        """Return the keys of a conversation. Asks the store only if the number of shards was raised.
+
+        Args:
+            seen_in: the shard that named it, which is believed if the conversation does not exist: it was deleted, or
+                only its caller was stored.
+        """
+        await self.refresh(max_age_seconds=REFRESH_SECONDS)
+        if (found := self.layout.find(conversation_id)) is not None:
+            return found
+        if (located := (await self._look_up([conversation_id]))[conversation_id]) is not None:
+            return located
+        return self.layout.guess(conversation_id, seen_in)
+
+    async def locate_all(self, conversation_ids: Sequence[str]) -> list[ConversationKeys]:
+        """Return the keys of conversations, with one round trip at most."""
+        await self.refresh(max_age_seconds=REFRESH_SECONDS)
+        known = {cid: self.layout.find(cid) for cid in conversation_ids}
+        if unknown := [cid for cid, found in known.items() if found is None]:
+            known |= await self._look_up(unknown)
+        return [known[cid] or self.layout.guess(cid) for cid in conversation_ids]
+
+    async def _look_up(self, conversation_ids: Sequence[str]) -> dict[str, ConversationKeys | None]:
+        """Find conversations, and remember where they are; None for one that does not exist."""
+        places = [ConversationKeys(one, cid) for cid in conversation_ids for one in self.layout.list_shards(cid)]
+        found = await self.call_many([("EXISTS", one.meta) for one in places])
+        located: dict[str, ConversationKeys | None] = dict.fromkeys(conversation_ids)
+        for one, is_there in zip(places, found, strict=True):
+            if is_there:
+                located[one.conversation_id] = one
+                self.layout.remember(one)
+        return located
+
+    async def place(self, conversation_id: str) -> ConversationKeys:
+        """Return the keys of a conversation that is to be created; those of the existing one if it exists.
+
+        Processes that know fewer shards cannot create it elsewhere afterwards: see `deck_place`.
+        """
+        self.layout.forget(conversation_id)
+        shards = self.layout.list_shards(conversation_id)
+        for names in shards[1:]:
+            if await self.call_function("deck_place", (names.root,), conversation_id, self.shards) == ["here"]:
+                return ConversationKeys(names, conversation_id)
+        return ConversationKeys(shards[0], conversation_id)
+
+    async def refresh(self, *, max_age_seconds: float = 0.0) -> None:
+        """Read how many shards the store has, unless this process has read it as recently as that."""
+        if self.clock.monotonic() - self._refreshed[0] < max_age_seconds:
+            return
+        self._refreshed[0] = self.clock.monotonic()
+        self.compare_layout(await _retry(lambda: self.connection.call(*READ_LAYOUT), *self._patience))
+
+    def compare_layout(self, found: bytes | None) -> None:
+        """Like `refresh`, for a field that was already read."""
+        self._refreshed[0] = self.clock.monotonic()
+        with suppress(ValueError):  # damaged: whatever opens the store says so
+            self.layout.update(parse_numbers((found or b"").decode(errors="backslashreplace")))
+
+    async def repeat_if_raised(self, create: Callable[[int], Awaitable[T]]) -> T:
+        """Create a conversation, and once more if the number of shards is raised meanwhile.
+
+        Args:
+            create: stores what belongs to the conversation, and then creates it with this number of shards.
+        """
+        for _ in range(MAX_RAISES):
+            await self.refresh(max_age_seconds=REFRESH_SECONDS)
+            try:
+                return await create(self.shards)
+            except ShardsRaised:
+                await self.refresh()
+        return await create(self.shards)
 
     def find_home(self, name: str) -> ShardKeys:
         """Return the shard of what belongs to a name, not to a conversation: a pool's quota, a tenant's budgets."""
-        return ShardKeys(keys.shard_of(name, self.shards))
+        return ShardKeys(keys.shard_of(name, self.layout.numbers[0]))
+
+    async def load_shards(self) -> list[ShardKeys]:
+        """Return the keys of each shard, also of those that were added lately; see `refresh`."""
+        await self.refresh(max_age_seconds=REFRESH_SECONDS)
+        return self.all_shards
 
     async def call_function(self, name: str, key_names: tuple[str, ...], *arguments: Argument) -> list[Any]:
         """Call a function of the library until its outcome is known.
@@ -183,11 +292,11 @@ class Store:
 
     async def call(self, *command: Argument) -> Any:
         """Send an idempotent command until its outcome is known; see `persist`."""
-        return await _retry(lambda: self.connection.call(*command), self.clock, self.patience_seconds, self.outage)
+        return await _retry(lambda: self.connection.call(*command), *self._patience)
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Send idempotent commands together until their outcome is known; see `persist`."""
-        return await _retry(lambda: self.connection.call_many(commands), self.clock, self.patience_seconds, self.outage)
+        return await _retry(lambda: self.connection.call_many(commands), *self._patience)
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat an idempotent call while the store cannot be reached, with growing, jittered pauses.
@@ -195,7 +304,11 @@ class Store:
         Raises:
             StoreUnavailable, OutcomeUnknown: no reply within `patience_seconds`.
         """
-        return await _retry(call, self.clock, self.patience_seconds, self.outage)
+        return await _retry(call, *self._patience)
+
+    @property
+    def _patience(self) -> tuple[Clock, float | None, Outage]:
+        return self.clock, self.patience_seconds, self.outage
 
     async def check_generation(self) -> None:
         """Check that the store is still the one that was opened.
@@ -233,7 +346,7 @@ async def open_store(
 
     Args:
         url: `redis://…`, `rediss://…`, `unix://…`, `redis+sentinel://…`, `redis+cluster://…`, or a connection.
-        shards: the number for a new store; None for 1, and for 64 on a cluster. An existing store keeps its number.
+        shards: the number for a new store; None for 1, and for 64 on a cluster. An existing store keeps its own.
         patience_seconds: see `Store`.
         opening_seconds: how long to retry while the store does not answer; 0 for one attempt, None for no limit.
         deploys: False for clients, which read with any version of the functions. Before a write, a client checks the
@@ -280,7 +393,7 @@ async def open_store(
         raise
     store = Store(
         connection=connection,
-        shards=int(about["shards"]),
+        layout=ShardLayout(*parse_numbers(about[FIELD])),
         generation=about["generation"],
         clock=clock,
         patience_seconds=patience_seconds,
@@ -288,6 +401,7 @@ async def open_store(
         warnings=warnings,
         masters=masters,
         is_encrypted=is_encrypted,
+        _refreshed=[clock.monotonic()],
     )
     if deploys and is_encrypted:
         try:
@@ -323,15 +437,18 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
     outage.start(clock)
     try:
         while True:
-            await asyncio.sleep(pause * draw_jitter())
+            await outage.pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
-                return await call()
+                reply = await call()
             except (OutcomeUnknown, StoreUnavailable) as error:
                 outage.record_failure(clock, error)
                 waited = clock.monotonic() - started
                 if patience_seconds is not None and waited + pause > patience_seconds:
                     raise
+            else:
+                outage.report_success()
+                return reply
     finally:
         outage.end(clock)
 
@@ -372,25 +489,27 @@ def _check_facts(facts: dict[str, str], acks: Acks, *, is_cluster: bool) -> tupl
     return (f"{weakness.text} {weakness.remedy}", *warnings)
 
 
-def _require_number(about: dict[str, str], name: str, least: int, most: int | None) -> None:
-    text = about[name]
-    if NUMBER.fullmatch(text) and least <= int(text) and (most is None or int(text) <= most):
-        return
+def _check_facts_of_store(about: dict[str, str]) -> None:
+    with suppress(ValueError):
+        name = FIELD
+        parse_numbers(about[name])
+        name = "schema"
+        if NUMBER.fullmatch(about[name]):
+            return
     raise StoreMisconfigured(
-        f"The field {name} of {keys.STORE} is {ascii(text)[:100]}, which is not a number written by Deckhands.",
+        f"The field {name} of {keys.STORE} is {ascii(about[name])[:100]}, which is not a number written by Deckhands.",
         remedy="Another program changed it. Restore the store's append-only file, or use an empty store.",
     )
 
 
 async def _load_or_create_facts(connection: Connection, shards: int) -> dict[str, str]:
     about = await _load_facts(connection)
-    facts: dict[str, str | int] = {"generation": new_key(), "shards": shards, "schema": SCHEMA_VERSION}
+    facts: dict[str, str | int] = {"generation": new_key(), FIELD: shards, "schema": SCHEMA_VERSION}
     missing = [name for name in facts if name not in about]
     if missing:  # without a write, a store on a full disk can still be read
         await connection.call_many([("HSETNX", keys.STORE, name, facts[name]) for name in missing])
         about = await _load_facts(connection)
-    _require_number(about, "shards", 1, MAX_SHARDS)
-    _require_number(about, "schema", 0, None)
+    _check_facts_of_store(about)
     if int(about["schema"]) > SCHEMA_VERSION:
         raise StoreTooNew(
             f"The store has schema version {about['schema']}; this version of Deckhands reads up to {SCHEMA_VERSION}.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -187,18 +187,20 @@ class ControllerSession:
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept; `on_beat` receives the progress at each heartbeat."""
         await self.membership.register()
-        store = self._services.store
-        settings = self._settings
-        if settings.tenants.rules or settings.admit_memory is not None:
-            await publish_tenants(store, settings.tenants, settings.admit_memory)
+        await self._publish_tenants()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._send_heartbeats(on_beat)), group.create_task(self._run_maintenance())]
+                tasks = [group.create_task(self._run_maintenance())]
                 tasks.append(group.create_task(self._services.permits.run_maintenance(self.worker_id)))
                 tasks.append(group.create_task(self._services.keeper.run_maintenance(self.worker_id)))
-                for names in store.all_shards:
-                    reading = (self._read_ready(names, is_first=is_first) for is_first in (True, False))
-                    tasks += [group.create_task(work) for work in (*reading, self._read_mailbox(names))]
+
+                def read_shards(shards: Sequence[ShardKeys]) -> None:
+                    for names in shards:
+                        reading = (self._read_ready(names, is_first=is_first) for is_first in (True, False))
+                        tasks.extend(group.create_task(work) for work in (*reading, self._read_mailbox(names)))
+
+                read_shards(self.membership.shards)
+                tasks.append(group.create_task(self._send_heartbeats(on_beat, read_shards)))
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             self._lost += self.loops
@@ -220,7 +222,14 @@ class ControllerSession:
             await loop.release_idle()
         return len(self.loops)
 
-    async def _send_heartbeats(self, on_beat: Callable[[int], None]) -> None:
+    async def _publish_tenants(self) -> None:
+        settings = self._settings
+        if settings.tenants.rules or settings.admit_memory is not None:
+            await publish_tenants(self._services.store, settings.tenants, settings.admit_memory)
+
+    async def _send_heartbeats(
+        self, on_beat: Callable[[int], None], read_shards: Callable[[Sequence[ShardKeys]], None]
+    ) -> None:
         """Send the heartbeat from the same event loop that does this worker's work."""
         while True:
             failpoint("controller.beat")
@@ -230,6 +239,9 @@ class ControllerSession:
             if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await expire(self._services.log, found.expired)
+            if new := await self.membership.join_new_shards():
+                await self._publish_tenants()
+                read_shards(new)
             await self.membership.wait_for_next_beat()
 
     async def _read_ready(self, names: ShardKeys, *, is_first: bool) -> None:

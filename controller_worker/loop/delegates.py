@@ -38,7 +38,16 @@ from broker.contract import (
     render_error,
 )
 from broker.coordination import StoredFiles
-from broker.log import Closed, Conversations, Duplicate, EventLog, find_latest_event, make_delegate_id, record_gap
+from broker.log import (
+    Appended,
+    Closed,
+    Conversations,
+    Duplicate,
+    EventLog,
+    find_latest_event,
+    make_delegate_id,
+    record_gap,
+)
 from broker.runtime import ConversationMoved, EventsLost, UnknownConversation, UsageError, failpoint, format_count
 from broker.store import Store
 from controller_worker.agents import check_agent, create_agent
@@ -251,13 +260,18 @@ class Delegates:
         )
         message = MessageAction(content=task, source=EventSource.USER)
         # A directory name is only valid on the node of the parent.
-        await self._stored_files.copy_to(state.setup.conversation_id, conversation_id, state.setup.workspace.source)
         node = (
             (await self._conversations.load_row(state.setup.conversation_id)).node if state.setup.workspace.path else ""
         )
-        if self._log.secrets is not None:  # before its first event, so that they are masked in it
-            await self._log.secrets.lend(state.setup.conversation_id, conversation_id)
-        outcome = await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
+
+        async def create(shards: int) -> Appended | Duplicate:
+            await self._stored_files.copy_to(state.setup.conversation_id, conversation_id, state.setup.workspace.source)
+            if self._log.secrets is not None:  # before its first event, so that they are masked in it
+                await self._log.secrets.lend(state.setup.conversation_id, conversation_id)
+            key = f"delegate:{delegate.id}"
+            return await self._log.create(created, [message], key=key, node=node, shards=shards)
+
+        outcome = await self._log.store.repeat_if_raised(create)
         if isinstance(outcome, Duplicate) and not await _has_task(self._log, conversation_id, task):
             raise UsageError(
                 f"The name {conversation_id} belongs to a delegate with another task: "

@@ -23,7 +23,7 @@ MAX_FORGOTTEN = 10_000
 async def restore(log: EventLog, archive: Archive | None, conversation_id: str) -> bool:
     """Restore a conversation into the store; see `Client.restore`."""
     store = log.store
-    meta = store.keys(conversation_id).meta
+    meta = (await store.locate(conversation_id)).meta
     last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
     if deleted is not None:
         raise IsBeingDeleted(conversation_id)

@@ -101,8 +101,6 @@ async def start_conversation(
             if earlier is None:
                 raise
             return earlier  # it exists already, and its agent and tools may be gone by now
-        if upload is not None:
-            await StoredFiles(store).keep(conversation_id, upload)
         timing = spec.timing()
         now = await _read_now(store, conversation_id, timing)
         is_unnamed = is_held and spec.task == UNNAMED_TASK
@@ -121,9 +119,15 @@ async def start_conversation(
         created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})
         message = MessageAction(content=spec.task, source=EventSource.USER, image_urls=spec.images or None)
         first: list[Event] = [*([] if is_unnamed else [message]), *([make_hold()] if is_held else [])]
-        await store_secrets(secrets, conversation_id, spec.secrets)
         start = timing.to_start_window(now)
-        return await log.create(created, first, key=key, awaited=awaited, caller=caller, start=start)
+
+        async def create(shards: int) -> Appended | Duplicate:
+            if upload is not None:
+                await StoredFiles(store).keep(conversation_id, upload)
+            await store_secrets(secrets, conversation_id, spec.secrets)
+            return await log.create(created, first, key=key, awaited=awaited, caller=caller, start=start, shards=shards)
+
+        return await store.repeat_if_raised(create)
 
 
 async def find_runnable_agent(
@@ -179,4 +183,4 @@ async def _read_now(store: Store, conversation_id: str, timing: Timing) -> datet
     """Return the store's time if a time of day must be compared, since this machine's clock may differ."""
     if timing.not_before is None and not isinstance(timing.expires, datetime):
         return store.clock.now()
-    return await store.now(store.keys(conversation_id).shard)
+    return await store.now((await store.locate(conversation_id)).shard)

@@ -84,7 +84,7 @@ class Callers:
 
         `start_conversation` stores the caller of a new conversation in the step that creates it.
         """
-        key = self._store.keys(caller.conversation_id).caller
+        key = (await self._store.locate(caller.conversation_id)).caller
         await self._store.call_many([("HSETNX", key, *field) for field in self.to_fields(caller).items()])
 
     def to_fields(self, caller: Caller) -> dict[str, Argument]:
@@ -107,7 +107,9 @@ class Callers:
         Raises:
             ValueError, SecretsLocked: the stored caller cannot be read.
         """
-        return self.parse(conversation_id, await self._store.call("HGETALL", self._store.keys(conversation_id).caller))
+        return self.parse(
+            conversation_id, await self._store.call("HGETALL", (await self._store.locate(conversation_id)).caller)
+        )
 
     def parse(self, conversation_id: str, flat: Sequence[bytes]) -> Caller | None:
         """Parse the fields of a caller's hash; raises what `of` raises."""
@@ -133,13 +135,13 @@ class Callers:
             started_ms=int(found["started"]) if "started" in found else None,
         )
 
-    def reset_notice(self, conversation_id: str) -> tuple[Argument, ...]:
+    async def reset_notice(self, conversation_id: str) -> tuple[Argument, ...]:
         """Return the command that lets the next append send a notice again. Send it before reading the log."""
-        return ("HDEL", self._store.keys(conversation_id).meta, "noticed")
+        return ("HDEL", (await self._store.locate(conversation_id)).meta, "noticed")
 
     async def decide(self, conversation_id: str, outcome: Mapping[str, Any] | str) -> str:
         """Store the answer, or its JSON, unless one was decided before, and return the stored one as JSON."""
-        key = self._store.keys(conversation_id).caller
+        key = (await self._store.locate(conversation_id)).caller
         text = outcome if isinstance(outcome, str) else json.dumps(outcome)
         _, decided = await self._store.call_many([("HSETNX", key, "outcome", text), ("HGET", key, "outcome")])
         stored: str = decided.decode()
@@ -147,12 +149,12 @@ class Callers:
 
     async def note_start(self, conversation_id: str, started_ms: int) -> bool:
         """Store when the agent started; return whether this is the first note of it."""
-        key = self._store.keys(conversation_id).caller
+        key = (await self._store.locate(conversation_id)).caller
         return bool(await self._store.call("HSETNX", key, "started", started_ms))
 
     async def revoke(self, conversation_id: str) -> None:
         """Mark the task as revoked. Idempotent."""
-        await self._store.call("HSET", self._store.keys(conversation_id).caller, "revoked", 1)
+        await self._store.call("HSET", (await self._store.locate(conversation_id)).caller, "revoked", 1)
 
     async def take_answer(self, caller: Caller, answer: str, started_ms: int) -> tuple[str, bool] | None:
         """Decide the answer unless it is decided, and acquire the right to deliver it for `LOCK_SECONDS`.
@@ -173,11 +175,11 @@ class Callers:
 
     async def give_back_answer(self, caller: Caller) -> None:
         """Give up the right to deliver an answer: it could not be delivered, and the next check tries again."""
-        await self._store.call("DEL", f"{self._store.keys(caller.conversation_id).caller}:lock")
+        await self._store.call("DEL", f"{(await self._store.locate(caller.conversation_id)).caller}:lock")
 
     async def note_repeat(self, conversation_id: str) -> None:
         """Note that the message of the task has arrived again, for `mark_answered`."""
-        await self._store.call("HSET", self._store.keys(conversation_id).caller, "again", 1)
+        await self._store.call("HSET", (await self._store.locate(conversation_id)).caller, "again", 1)
 
     async def mark_answered(self, conversation_id: str) -> bool:
         """Mark the caller as answered; the conversation may continue without it. Idempotent.
@@ -192,7 +194,7 @@ class Callers:
 
     async def schedule_check(self, caller: Caller) -> None:
         """Schedule another check of the conversation: soon at first, then less and less often."""
-        names = self._store.keys(caller.conversation_id)
+        names = await self._store.locate(caller.conversation_id)
         await self._store.call_many(
             [
                 ("ZADD", names.shard.awaited, self._next_check_ms(caller), caller.conversation_id),
@@ -208,7 +210,7 @@ class Callers:
         Args:
             is_news: it has just made progress; otherwise it is checked less and less often.
         """
-        names = self._store.keys(caller.conversation_id)
+        names = await self._store.locate(caller.conversation_id)
         looks = 0 if is_news else min(caller.looks + 1, 10)
         pause = MIN_CHECK_SECONDS + draw_jitter() * min(2.0**looks, MAX_CHECK_SECONDS)
         due = to_millis(self._store.clock.now()) + int(pause * 1000)
@@ -242,7 +244,7 @@ class Callers:
     async def _conversation_in(self, names: ShardKeys, member: bytes) -> str:
         """Return the conversation id in a member of the set; a member without one is quarantined."""
         try:
-            return find_conversation_keys(self._store, names, member).conversation_id
+            return (await find_conversation_keys(self._store, names, member)).conversation_id
         except PARSE_ERRORS as error:
             await Quarantine(self._store).remove(names, names.awaited, member, error)
             return ""
@@ -252,5 +254,5 @@ class Callers:
         return to_millis(self._store.clock.now()) + int(pause * 1000)
 
     async def _call_function(self, name: str, conversation_id: str, *arguments: Argument) -> list[Any]:
-        names = self._store.keys(conversation_id)
+        names = await self._store.locate(conversation_id)
         return await self._store.call_function(name, (names.root, names.shard.root), conversation_id, *arguments)

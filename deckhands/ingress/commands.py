@@ -178,19 +178,19 @@ class ConversationCommands:
         A redelivery must not answer a later question.
         """
         store = self._context.store
-        once = store.keys(conversation_id).once
+        once = (await store.locate(conversation_id)).once
         field = f"b:{key}"
         _, asked_id = await find_pending_confirmation(store, conversation_id)
         await store.call("HSETNX", once, field, asked_id or 0)
         return int(await store.call("HGET", once, field))
 
     async def _is_done(self, conversation_id: str, key: str) -> bool:
-        once = self._context.store.keys(conversation_id).once
+        once = (await self._context.store.locate(conversation_id)).once
         return bool(await self._context.store.call("HEXISTS", once, f"p:{key}"))
 
     async def _note_done(self, conversation_id: str, key: str) -> None:
         """Store that a task found nothing to do, so that a redelivery does nothing either."""
-        once = self._context.store.keys(conversation_id).once
+        once = (await self._context.store.locate(conversation_id)).once
         last_id = await self._context.log.load_last_id(conversation_id)
         command = ("HSETNX", once, f"p:{key}", f"{last_id}:{last_id}")
         await self._context.store.call(*command)

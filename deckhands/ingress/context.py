@@ -137,7 +137,7 @@ class IngressContext:
 
     async def meta(self, conversation_id: str) -> dict[str, str]:
         """Return the meta hash of a conversation; empty if there is no such conversation."""
-        key = self.store.keys(conversation_id).meta
+        key = (await self.store.locate(conversation_id)).meta
         found = decode_fields(await self.store.call("HGETALL", key))
         return found if "last_id" in found else {}
 
@@ -156,7 +156,7 @@ class IngressContext:
         Returns:
             Also the replies of these commands.
         """
-        names = self.store.keys(conversation_id)
+        names = await self.store.locate(conversation_id)
         commands = [*further, ("HGETALL", names.caller), ("HGETALL", names.meta)]
         *replies, caller, flat = await self.store.call_many(commands)
         meta = decode_fields(flat)

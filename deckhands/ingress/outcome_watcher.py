@@ -111,7 +111,7 @@ class OutcomeWatcher:
         for entry, fields in entries:
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
-                conversation_id = find_conversation_keys(self._store, names, about[b"c"]).conversation_id
+                conversation_id = (await find_conversation_keys(self._store, names, about[b"c"])).conversation_id
                 may_have_ended = about.get(b"e") != b"0"  # notices of an earlier version do not say it
                 noticed[conversation_id] = noticed.get(conversation_id, False) or may_have_ended
             except PARSE_ERRORS as error:
@@ -150,7 +150,7 @@ class OutcomeWatcher:
         async with self._at_once:
             self.looks += 1
             try:
-                reset = self._context.callers.reset_notice(conversation_id)
+                reset = await self._context.callers.reset_notice(conversation_id)
                 caller, meta, _ = await self._context.load(conversation_id, reset)
                 if caller is None or caller.is_answered:
                     await self._context.callers.mark_answered(conversation_id)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker.celery import cancel_when
 from broker.coordination import Membership, Quarantine
 from broker.log import expire
 from broker.runtime import BrokerSettings, OwnershipLost, UsageError, failpoint, new_worker_id
-from broker.store import Store, open_store
+from broker.store import ShardKeys, Store, open_store
 from deckhands.ingress.commands import ConversationCommands
 from deckhands.ingress.context import IngressContext
 from deckhands.ingress.evaluations import EvaluationTasks
@@ -99,21 +99,25 @@ class _WorkerSession:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._beat()),
                     group.create_task(self.watcher.run_maintenance()),
                     group.create_task(self.watcher.report_progress()),
                     group.create_task(self.inbox.run()),
                     group.create_task(self._evaluations.run_maintenance()),
                 ]
                 tasks += [group.create_task(self.watcher.complete_ended()) for _ in range(COMPLETERS)]
-                tasks += [group.create_task(self.watcher.read_notices(names)) for names in self._store.all_shards]
+
+                def read_shards(shards: Sequence[ShardKeys]) -> None:
+                    tasks.extend(group.create_task(self.watcher.read_notices(names)) for names in shards)
+
+                read_shards(self.membership.shards)
+                tasks.append(group.create_task(self._beat(read_shards)))
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
         if stop.is_set():
             await self.membership.leave()
 
-    async def _beat(self) -> None:
+    async def _beat(self, read_shards: Callable[[Sequence[ShardKeys]], None]) -> None:
         while True:
             failpoint("ingress.beat")
             progress = self.watcher.looks + self.inbox.entries
@@ -121,5 +125,6 @@ class _WorkerSession:
             if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await expire(self._log, found.expired)
+            read_shards(await self.membership.join_new_shards())
             self.membership.figures.set(looks=self.watcher.looks, entries=self.inbox.entries)
             await self.membership.wait_for_next_beat()

@@ -250,7 +250,7 @@ async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
         waiting, pending = min(int(facts.get("lag") or 0), length), int(facts.get("pending") or 0)
         return Queue(shard=names.shard, name=name, waiting=waiting, pending=pending, in_line=sum(in_line))
 
-    shards = store.all_shards
+    shards = await store.load_shards()
     found = await asyncio.gather(*(read(names, *stream) for names in shards for stream in STREAMS.items()))
     counts = [("ZCARD", key) for names in shards for key in (names.parked, names.dead)]
     counted = await store.call_many(counts)

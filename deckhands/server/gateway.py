@@ -191,7 +191,7 @@ class Gateway:
         Raises:
             UnknownConversation: it is in neither.
         """
-        key = self.store.keys(conversation_id).meta
+        key = (await self.store.locate(conversation_id)).meta
         meta = decode_fields(await self.store.call("HGETALL", key))
         if "last_id" in meta:
             return meta.get("tenant", "")

@@ -61,7 +61,7 @@ async def test_an_end_is_notified_though_progress_was_not_read(store: Store, cal
     assert await append("running") == ["0"]
     assert await append("finished") == ["0", "1"]
     assert await append("finished") == ["0", "1"]
-    await store.connection.call(*callers.reset_notice(CID))
+    await store.connection.call(*await callers.reset_notice(CID))
     assert await append("running") == ["0", "1", "0"]
 
 

@@ -260,7 +260,7 @@ async def test_deletion_killed_at_any_command_is_whole_or_completed(store: Store
     for commands in range(20):
         last_id = await filled(store)
         keys = own_keys(store.keys(CID)) + await blob_keys(store)
-        dying = Store(Dying(store, commands), store.shards, store.generation, patience_seconds=0.0)  # type: ignore[arg-type]
+        dying = Store(Dying(store, commands), store.layout, store.generation, patience_seconds=0.0)  # type: ignore[arg-type]
         try:
             await Deletion(dying).delete(CID, last_id=last_id)
         except Killed:

@@ -11,8 +11,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+import pytest
 from redis import Redis
 
 from broker.contract.events import AgentSpec, Event, LLMSpec, Observation, WorkspaceSpec
@@ -25,11 +26,16 @@ from controller_worker.core.controller import fold
 from controller_worker.core.state import State, parse_snapshot
 from deckhands.client.client import Client
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
+from tests.clusters import Cluster
 from tests.forked_workers import ForkedWorker
 from tests.polling import unhurried, until
+from tests.stores import server_program
 from tests.turns import bash, finish, script
 from tool_worker.workspace.workspaces import Workspaces
 
+STORE = os.environ.get("STORE", "server")
+"""Where the conversations of fault tests are: `server`, or `cluster` for three primaries with a replica each."""
+SHARDS = 8
 Worker = subprocess.Popen[bytes] | ForkedWorker
 NOTHING: Mapping[str, Any] = {}
 
@@ -61,13 +67,33 @@ class FaultCluster:
         self.workers: dict[str, Worker] = {}
         self.client: Client
         self.url_for_workers = ""
+        self.nodes: Cluster | None = None  # the servers of a cluster that has the conversations
         self.started_by: tuple[str, ...] = ()  # starts workers by their commands; else they are forked
         self._scripts = 0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FaultCluster]:
+        if STORE == "cluster":
+            self.root.mkdir(parents=True, exist_ok=True)
+            nodes = Cluster(server_program("valkey"), self.root)
+            async with nodes.running(), self.running_on(nodes, SHARDS):
+                yield self
+            return
         await self.store.start()
         self.client = Client(await open_store(self.store.url, patience_seconds=60))
+        try:
+            yield self
+        finally:
+            await self.end_workers()
+            await self.store.stop()
+
+    @contextlib.asynccontextmanager
+    async def running_on(self, nodes: Cluster, shards: int) -> AsyncIterator[Self]:
+        """Keep the conversations in a cluster of servers; Celery's broker is a server beside it."""
+        self.nodes = nodes
+        await self.store.start()
+        self.url_for_workers = nodes.url
+        self.client = Client(await open_store(nodes.url, shards=shards, patience_seconds=unhurried(60)))
         try:
             yield self
         finally:
@@ -114,10 +140,21 @@ class FaultCluster:
         worker.kill()
         worker.wait()
 
+    async def find_keys(self, pattern: str) -> list[bytes]:
+        """Return the keys of the store that match a pattern."""
+        cursor, found = b"0", list[bytes]()
+        while True:
+            cursor, some = await self.client.store.call("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)
+            found += some
+            if cursor == b"0":
+                return found
+
     def signal(self, name: str, number: signal.Signals) -> None:
         self.workers[name].send_signal(number)
 
     async def kill_store(self) -> None:
+        if self.nodes is not None:
+            pytest.skip("it kills the only server of a store")
         self.store.child.send(signal.SIGKILL)
         await self.store.child.wait()
 
@@ -219,7 +256,7 @@ class FaultCluster:
         assert unknown_found <= unknown, f"{unknown_found} unknown outcomes, at most {unknown} expected"
 
     async def _check_fold(self, conversation_id: str, events: Sequence[Event]) -> None:
-        keys = self.client.store.keys(conversation_id)
+        keys = await self.client.store.locate(conversation_id)
         snapshot = parse_snapshot(await self.client.store.connection.call("GET", keys.snapshot))
         whole = fold(State(), events)
         if snapshot is not None:

@@ -64,26 +64,11 @@ async def store(cluster: Cluster) -> AsyncIterator[Store]:
     await opened.aclose()
 
 
-class WorkersOnCluster(FaultCluster):
-    """Workers on a cluster; Celery's broker is a server beside it."""
-
-    @contextlib.asynccontextmanager
-    async def on(self, cluster: Cluster) -> AsyncIterator[WorkersOnCluster]:
-        await self.store.start()
-        self.url_for_workers = cluster.url
-        self.client = Client(await open_store(cluster.url, shards=SHARDS, patience_seconds=unhurried(60)))
-        try:
-            yield self
-        finally:
-            await self.end_workers()
-            await self.store.stop()
-
-
 @pytest.fixture
-async def workers(cluster: Cluster, tmp_path: Path) -> AsyncIterator[WorkersOnCluster]:
+async def workers(cluster: Cluster, tmp_path: Path) -> AsyncIterator[FaultCluster]:
     root = tmp_path / "workers"
     root.mkdir()
-    async with WorkersOnCluster(root).on(cluster) as workers:
+    async with FaultCluster(root).running_on(cluster, SHARDS) as workers:
         yield workers
 
 
@@ -177,14 +162,14 @@ class TestWhole:
             assert b"db0:keys=" in found
         await store.aclose()
 
-    async def test_conversations_run_whole(self, workers: WorkersOnCluster) -> None:
+    async def test_conversations_run_whole(self, workers: FaultCluster) -> None:
         workers.start()
         ids = await workers.submit(steps(3), count=2 * SHARDS)
         await workers.check(ids, commands=3, limit=unhurried(120))
         assert await Conversations(workers.client.store).count() == len(ids)
         workers.check_that_all_live()
 
-    async def test_tasks_of_the_inbox_are_answered(self, workers: WorkersOnCluster) -> None:
+    async def test_tasks_of_the_inbox_are_answered(self, workers: FaultCluster) -> None:
         model = workers.script(finish("all done"))
         workers.start(LLM_MODEL=model)
         workers.start_ingress(LLM_MODEL=model)
@@ -203,7 +188,7 @@ class TestWhole:
         await until(is_answered, limit=unhurried(60), what="answers")
         workers.check_that_all_live()
 
-    async def test_server_runs_a_task_and_shows_the_queues(self, workers: WorkersOnCluster, tmp_path: Path) -> None:
+    async def test_server_runs_a_task_and_shows_the_queues(self, workers: FaultCluster, tmp_path: Path) -> None:
         model = workers.script(*steps(1))
         workers.start(LLM_MODEL=model)
         key = await add_key(workers.client.store)
@@ -369,7 +354,7 @@ async def test_a_server_becomes_the_first_node_of_a_cluster(kind: str, tmp_path:
         await client.aclose()
 
 
-async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, workers: WorkersOnCluster) -> None:
+async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, workers: FaultCluster) -> None:
     workers.start()
     store = workers.client.store
     old = await cluster.find_node(find_slot(store.all_shards[0].root))
@@ -382,7 +367,7 @@ async def test_a_stopped_primary_stops_no_worker_elsewhere(cluster: Cluster, wor
     workers.check_that_all_live()
 
 
-async def test_conversations_survive_a_killed_primary(cluster: Cluster, workers: WorkersOnCluster) -> None:
+async def test_conversations_survive_a_killed_primary(cluster: Cluster, workers: FaultCluster) -> None:
     workers.start(DECKHANDS_ACKS="replica")
     ids = await workers.submit(steps(8, seconds=0.4), count=SHARDS)
     await workers.until(lambda: all("begin-1" in workers.effects(cid) for cid in ids), limit=unhurried(60))
@@ -395,7 +380,7 @@ async def test_conversations_survive_a_killed_primary(cluster: Cluster, workers:
     workers.check_that_all_live()
 
 
-async def test_conversations_survive_moved_slots(cluster: Cluster, workers: WorkersOnCluster) -> None:
+async def test_conversations_survive_moved_slots(cluster: Cluster, workers: FaultCluster) -> None:
     workers.start()
     ids = await workers.submit(steps(8, seconds=0.4), count=2 * SHARDS)
     await workers.until(lambda: all("begin-0" in workers.effects(cid) for cid in ids), limit=unhurried(60))

@@ -99,7 +99,7 @@ async def test_conversation_is_present_or_archived_after_any_step(tmp_path: Path
         archive = Archive(str(place))
         for name, log in logs.items():
             assert await archive.read_checked(name) == log, name
-        assert await client.store.connection.call("KEYS", "deck:*:c:*") == []
+        assert await cluster.find_keys("deck:*:c:*") == []
         drafts = place / ".drafts"
         for draft in drafts.iterdir():  # of the workers that were killed
             os.utime(draft, (0, 0))
@@ -133,8 +133,8 @@ async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(
         request = TaskSpec.parse({"task": "x", "labels": {LABEL: name}, "model": "scripted/nowhere"})
         await book.add(Schedule(name=name, cron="* * * * *", overlap="enqueue"), request)
     due = (await book.now()).replace(second=0, microsecond=0)
-    schedules_due = client.store.all_shards[0].schedules_due
     for name in NAMES:
+        schedules_due = client.store.find_home(name).schedules_due
         await client.store.connection.call("ZADD", schedules_due, int(due.timestamp() * 1000), name)
     await cluster.until(lambda: have_begun(book, 1), limit=LIMIT_SECONDS, what="the first tick")
     for name in {"b1", "j1"} & cluster.workers.keys():
@@ -178,9 +178,9 @@ async def test_a_worker_that_dies_loses_nothing_that_has_settled(
         private = {"DECKHANDS_WEBHOOK_PRIVATE": "127.0.0.1", "DECKHANDS_SECRET_KEY": SECRET_KEY}
         cluster.start_jobs("j1", **private, DECKHANDS_FAILPOINTS=f"{place}:kill")
         await cluster.until_ended("j1", limit=LIMIT_SECONDS)
-        due = f"{client.store.all_shards[0].webhooks}:due"
-        for line in await client.store.connection.call("ZRANGE", due, 0, -1):
-            await client.store.connection.call("ZADD", due, 1, line)  # as if the minute of the dead worker were over
+        for due in [f"{shard.webhooks}:due" for shard in client.store.all_shards]:
+            for line in await client.store.connection.call("ZRANGE", due, 0, -1):
+                await client.store.connection.call("ZADD", due, 1, line)  # as if the minute of the dead were over
         cluster.start_jobs("j2", **private)
 
         async def are_told() -> bool:
@@ -218,7 +218,7 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
         await cluster.until(lambda: len(taken) >= 4, what="requests to the silent receiver")
         schedules = ScheduleRepository(client.store, client.secrets)
         await schedules.add(Schedule(name="honest", cron="* * * * *"), TaskSpec(task="look", model="scripted/x"))
-        names = client.store.all_shards[0]
+        names = client.store.find_home("honest")
         now = await schedules.now()
         due_ms = int(now.replace(second=0, microsecond=0).timestamp() * 1000)
         await client.store.connection.call("ZADD", names.schedules_due, due_ms, "honest")

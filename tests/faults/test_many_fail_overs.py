@@ -42,6 +42,7 @@ async def check_fail_overs(folder: Path, count: int, capsys: pytest.CaptureFixtu
             "kinds": ", ".join(f"{count} {kind}" for kind, count in sorted(result.kinds.items())),
             "events acknowledged": result.acknowledged,
             "calls without an acknowledgement": result.unknown,
+            "promoted servers that Sentinels replaced at once": result.replaced,
             "to the next acknowledged event, p50": f"{times[len(times) // 2]:.2f} s",
             "to the next acknowledged event, p99": f"{times[len(times) * 99 // 100]:.2f} s",
         },

@@ -56,7 +56,7 @@ async def _owners(cluster: FaultCluster) -> list[str]:
     at_work = [
         member
         for member in await _members(cluster)
-        if await store.connection.call("SCARD", store.all_shards[0].worker_conversations(member))
+        if any(await store.call_many([("SCARD", one.worker_conversations(member)) for one in store.all_shards]))
     ]
     return sorted(
         name

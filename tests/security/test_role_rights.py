@@ -17,6 +17,7 @@ from broker.contract.notes import Note, NotebookKey
 from broker.coordination.membership import Membership
 from broker.coordination.notebooks import Notebooks
 from broker.coordination.quarantine import Quarantine
+from broker.coordination.shard_raise import raise_shards
 from broker.limits.batches import Batches
 from broker.limits.governor import CallGranted, CallOutcome, Governor, Priority
 from broker.limits.ledger import Ledger, list_accounts
@@ -26,6 +27,7 @@ from broker.runtime.errors import DeckhandsError
 from broker.runtime.ids import new_worker_id
 from broker.store.connection import MultiplexedConnection
 from broker.store.function_library import build_source
+from broker.store.keys import ShardKeys, shard_of
 from broker.store.store import open_store
 from deckhands.server.auth.operations import Operations
 from tests.broker_parts import begin, enter
@@ -259,3 +261,23 @@ def test_roles_that_sweep_have_each_command_of_the_functions() -> None:
     of_containers = {"xgroup": "xgroup|create", "xinfo": "xinfo|groups"}
     for role in ("operator", "controller", "jobs"):
         assert {of_containers.get(name, name) for name in called} <= rights_of(role)[0].commands
+
+
+async def test_raised_shards_need_no_further_right(log: Server) -> None:
+    ids = [cid for cid in (f"conversation-{n}" for n in range(40)) if shard_of(cid, 8)]
+    old = ids.pop()
+    admin = await open_store(log.admin)
+    await begin(admin, old)
+    operator = await open_store(log.operator, deploys=False)
+    await raise_shards(operator, 8)
+    for role in ("operator", "gateway", "ingress", "controller", "jobs", "tool", "metrics"):
+        store = await open_store(log.role(role), deploys=False)
+        assert (await store.locate(old)).shard == ShardKeys(0)
+        if role in ("tool", "metrics"):
+            with pytest.raises(DeckhandsError, match=r"NOPERM|may not"):
+                await begin(store, ids.pop())
+        else:
+            await begin(store, ids.pop())
+        await store.aclose()
+    for one in (operator, admin):
+        await one.aclose()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ from broker.runtime import (
     new_worker_id,
 )
 from broker.secrets import Masker, Secrets
-from broker.store import Store, open_store
+from broker.store import ShardKeys, Store, open_store
 from broker.tools import SANDBOX, McpTokens, ToolFailure, ToolFailures, ToolOffers
 from tool_worker.settings import ToolSettings
 from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, load_tools
@@ -227,20 +227,12 @@ class ToolWorkerSession:
         self._settings = settings
         self._workspaces = workspaces
         self._offered = offered
-        self._queues = [
-            ActionQueue(
-                store, names, worker_id=self.worker_id, node=settings.node, pools=settings.pools, is_first=is_first
-            )
-            for names in store.all_shards
-            for is_first in (True, False)
-        ]
+        self._queues: list[ActionQueue] = []
         self.membership = Membership(
             store,
             self.worker_id,
             "tool",
-            streams=[
-                [*one.streams, *other.streams] for one, other in zip(self._queues[::2], self._queues[1::2], strict=True)
-            ],
+            streams=[self._add_queues(names) for names in store.all_shards],
             about={
                 "node": settings.node,
                 "directory": identity,
@@ -295,11 +287,16 @@ class ToolWorkerSession:
         await offers.publish(self._offered.offers)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._reaper.run())]
+                tasks = [group.create_task(self._reaper.run())]
                 tasks += map(
                     group.create_task, (self._usage_bounds.run(), offers.keep_published(lambda: self._offered.offers))
                 )
-                tasks += [group.create_task(self._read(queue)) for queue in self._queues]
+
+                def read_queues(queues: Sequence[ActionQueue]) -> None:
+                    tasks.extend(group.create_task(self._read(queue)) for queue in queues)
+
+                read_queues(self._queues)
+                tasks.append(group.create_task(self._beat(on_beat, read_queues)))
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
@@ -313,13 +310,23 @@ class ToolWorkerSession:
             await ToolFailures(self._store).report(self.worker_id, ())
             await self.membership.leave()
 
-    async def _beat(self, on_beat: Callable[[int], None]) -> None:
+    def _add_queues(self, names: ShardKeys) -> list[str]:
+        """Make the queues of a shard, and return their streams."""
+        make = partial(ActionQueue, self._store, names, worker_id=self.worker_id, node=self._settings.node)
+        queues = [make(pools=self._settings.pools, is_first=is_first) for is_first in (True, False)]
+        self._queues += queues
+        return [stream for queue in queues for stream in queue.streams]
+
+    async def _beat(self, on_beat: Callable[[int], None], read_queues: Callable[[Sequence[ActionQueue]], None]) -> None:
         while True:
             failpoint("tool.beat")
             on_beat(self.progress)
             self.membership.figures.set(running=len(self.running), refused_hosts=self.refusals)
             if await self.membership.beat(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
+            known = len(self._queues)
+            if await self.membership.join_new_shards(self._add_queues):
+                read_queues(self._queues[known:])
             await self._check_after_reconnect()
             await self._workspaces.detach_idle()
             await self.membership.wait_for_next_beat()

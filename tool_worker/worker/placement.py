@@ -65,7 +65,7 @@ class NodePlacement:
 
         Idempotent: a workspace that has a node keeps it.
         """
-        names = self._store.keys(delivery.conversation_id)
+        names = await self._store.locate(delivery.conversation_id)
         last_id, node = await self._store.call("HMGET", names.meta, "last_id", "node")
         if last_id is None or node is not None:
             return ClaimNow()

@@ -14,6 +14,7 @@ local conversations = require('log/lua/conversations')
 local history = require('log/lua/history')
 local labels = require('log/lua/labels')
 local secrets = require('log/lua/secrets')
+local shards = require('log/lua/shards')
 local store = require('store/prelude')
 local wakeups = require('log/lua/wakeups')
 local webhooks = require('log/lua/webhooks')
@@ -107,6 +108,7 @@ function check.create(a)
     local range = store.get(a.once, a.key)
     return range and history.duplicate(range) or {'exists'}
   end
+  if shards.is_outdated(a.shard, a.call.shards) then return {'raised'} end
   local refusal
   if not a.call.inner then
     refusal, a.open_in, a.whole = admission.decide(a.shard, given(a.call.fields, 'tenant') or '', a.call.elsewhere, a.now)
@@ -277,6 +279,7 @@ end
 --                  caller: the fields of this caller, {name, value, …}, see callers.add; or nil
 --                  inner: it is part of another one's step, and neither refused nor counted; or else
 --                  elsewhere: number of the tenant's open conversations in other shards, see admission.lua
+--                  shards: number of the store's shards that the caller knows, see shards.lua; none for 1
 --                  start: when it may start, see plan_start, or nil
 --   by 'producer'  key
 --                  quiet: send no notification

@@ -108,9 +108,9 @@ async def _run(url: str, settings: CliSettings, options: UpgradeOptions) -> Fore
 async def forecast(store: Store, *, rolls_back: bool = False) -> Forecast:
     """Return what an upgrade to this version would do. Reads only."""
     plan = await plan_upgrade(store.connection, rolls_back=rolls_back)
-    commands = [("ZRANGE", names.parked, 0, -1) for names in store.all_shards]
+    commands = [("ZRANGE", names.parked, 0, -1) for names in await store.load_shards()]
     ids = [cid.decode(errors="backslashreplace") for reply in await store.call_many(commands) for cid in reply]
-    reasons = await store.call_many([("HGET", store.keys(cid).meta, "wait_reason") for cid in ids])
+    reasons = await store.call_many([("HGET", names.meta, "wait_reason") for names in await store.locate_all(ids)])
     newer, pinned = (reasons.count(one.value.encode()) for one in (WaitReason.NEWER_WORKER, WaitReason.PINNED_VERSION))
     return Forecast(plan, newer, pinned, store.is_encrypted and not store.encryption.is_on)
 

@@ -9,6 +9,7 @@ Keys: reads `deck:{k}:index`, `deck:{k}:dead`, `deck:{k}:worker:<w>:owned` and `
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -82,7 +83,7 @@ class ConversationCache:
         self._rows_at_once = rows_at_once
         self._others_at_once = others_at_once
         self._store = store
-        self._newest = [0.0] * len(store.all_shards)
+        self._newest: defaultdict[int, float] = defaultdict(float)
         self._owned_turn = self._others_turn = 0
         self._owned: list[str] = []
         self._dead: frozenset[str] = frozenset()
@@ -93,7 +94,7 @@ class ConversationCache:
         Raises:
             StoreError: the store does not answer.
         """
-        for shard, names in enumerate(self._store.all_shards):
+        for shard, names in enumerate(await self._store.load_shards()):
             start = 0
             while True:
                 asked = ("ZREVRANGE", names.index, start, start + PAGE - 1, "WITHSCORES")
@@ -128,10 +129,10 @@ class ConversationCache:
 
     async def _new(self, workers: list[str]) -> list[str]:
         """Return the ids that are not cached yet; record which ones workers own and which are dead."""
-        shards = self._store.all_shards
+        shards = await self._store.load_shards()
         commands: list[tuple[Any, ...]] = [
-            ("ZRANGEBYSCORE", names.index, f"{newest:.0f}", "+inf", "WITHSCORES", "LIMIT", 0, PAGE)
-            for names, newest in zip(shards, self._newest, strict=True)
+            ("ZRANGEBYSCORE", names.index, f"{self._newest[names.shard]:.0f}", "+inf", "WITHSCORES", "LIMIT", 0, PAGE)
+            for names in shards
         ]
         commands += [("ZRANGE", names.dead, 0, MOST_DEAD - 1) for names in shards]
         commands += [("SMEMBERS", names.worker_conversations(worker)) for names in shards for worker in workers]
@@ -148,7 +149,7 @@ class ConversationCache:
         return [*(cid for cid in found if cid not in self.rows), *turned]
 
     async def _read(self, ids: list[str]) -> bool:
-        keys = [self._store.keys(cid).meta for cid in ids]
+        keys = [names.meta for names in await self._store.locate_all(ids)]
         replies = await read_tolerantly(self._store.connection, [("HMGET", key, *FIELDS) for key in keys])
         await self._decrypt(ids, replies)
         has_changed = False

@@ -22,7 +22,16 @@ from broker.coordination import FIELD, ClusterMember, find_placement, list_membe
 from broker.limits import Ledger, QuotaPool
 from broker.log import ConversationRow, Conversations, WaitReason, make_delegate_id
 from broker.runtime import DeckhandsError, StoreMisconfigured, UnknownConversation, from_millis
-from broker.store import LARGEST, ShardKeys, Store, decode_text, parse_number, read_tolerantly, to_pairs
+from broker.store import (
+    LARGEST,
+    ConversationKeys,
+    ShardKeys,
+    Store,
+    decode_text,
+    parse_number,
+    read_tolerantly,
+    to_pairs,
+)
 from deckhands.client.reasons.chain import explain
 from deckhands.client.reasons.facts import (
     ActionFact,
@@ -87,7 +96,8 @@ class Reasons:
         except UnknownConversation:
             now = self.store.clock.now()
             return explain(ConversationFacts(conversation_id=conversation_id, now=now, row=None, history=history))
-        facts = await _FactReader(self, row, history, await list_members(self.store)).facts()
+        keys = await self.store.locate(conversation_id)
+        facts = await _FactReader(self, row, keys, history, await list_members(self.store)).facts()
         if history.delegates and not history.status.is_settled:
             facts = replace(facts, delegates=await self._delegates(conversation_id, history, depth))
         return explain(facts)
@@ -109,13 +119,15 @@ class Reasons:
 class _FactReader:
     """One reading of the store."""
 
-    def __init__(self, asked: Reasons, row: ConversationRow, history: History, alive: list[ClusterMember]) -> None:
+    def __init__(
+        self, asked: Reasons, row: ConversationRow, keys: ConversationKeys, history: History, alive: list[ClusterMember]
+    ) -> None:
         self._asked = asked
         self._store = asked.store
         self._row = row
         self._history = history
-        self._keys = asked.store.keys(row.conversation_id)
-        self._names = self._keys.shard
+        self._keys = keys
+        self._names = keys.shard
         self._members = {member.worker_id: member for member in alive}
         self._now = asked.store.clock.now()
         self._shard_ms = 0.0

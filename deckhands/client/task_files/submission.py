@@ -177,6 +177,6 @@ async def submit_and_wait(
 
 async def _find_existing(client: Client, ids: list[str]) -> set[str]:
     store = client.store
-    commands = [("HGET", store.keys(cid).meta, "last_id") for cid in ids]
+    commands = [("HGET", names.meta, "last_id") for names in await store.locate_all(ids)]
     found = await store.call_many(commands)
     return {cid for cid, last_id in zip(ids, found, strict=True) if last_id is not None}

@@ -147,7 +147,7 @@ async def _require_workspace(log: EventLog, conversation_id: str) -> None:
     Raises:
         NoWorkspace: it has none.
     """
-    store, meta = log.store, log.store.keys(conversation_id).meta
+    store, meta = log.store, (await log.store.locate(conversation_id)).meta
     await log.load_last_id(conversation_id)
     has_node = await store.call("HGET", meta, "node") is not None
     (created,) = await log.read(conversation_id, until=1)

@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from broker.runtime import SYSTEM_CLOCK, BrokerSettings, DeckhandsError, SharedClock, StoreMisconfigured
-from broker.store import STORE, Connection, MasterKeys, Store, decode_text, read_tolerantly, to_pairs
+from broker.store import (
+    STORE,
+    Connection,
+    MasterKeys,
+    ShardLayout,
+    Store,
+    decode_text,
+    parse_numbers,
+    read_tolerantly,
+    to_pairs,
+)
 from deckhands.operations.diagnosis.diagnostics import Finding
 
 PATIENCE_SECONDS = 5.0
-MOST_SHARDS = 4_096
 REMEDY = "Name a store user with more rights in DECKHANDS_URL, such as that of a worker or the admin."
 OVERWRITTEN = "If a key has another type, it was overwritten: docs/deployment.md, What cannot be read."
 
@@ -20,12 +29,14 @@ OVERWRITTEN = "If a key has another type, it was overwritten: docs/deployment.md
 async def find_store(connection: Connection) -> Store | None:
     """Return the store behind a connection, unchanged; None if it was never used or was overwritten."""
     about = to_pairs((await read_tolerantly(connection, [("HGETALL", STORE)]))[0])
-    shards, generation = decode_text(about.get("shards")), decode_text(about.get("generation"))
-    if not shards.isdigit() or not 0 < int(shards) <= MOST_SHARDS:
+    generation = decode_text(about.get("generation"))
+    try:
+        layout = ShardLayout(*parse_numbers(decode_text(about.get("shards"))))
+    except ValueError:
         return None
     return Store(
         connection=connection,
-        shards=int(shards),
+        layout=layout,
         generation=generation,
         clock=SharedClock(SYSTEM_CLOCK),
         patience_seconds=PATIENCE_SECONDS,

@@ -19,11 +19,13 @@ from broker.store import (
     Connection,
     ShardKeys,
     connect,
+    decode_text,
     describe_missing_replica,
     describe_volatility,
     find_vulnerability,
     load_server_facts,
     open_store,
+    parse_numbers,
 )
 from broker.tools import ToolFailures
 from deckhands.client import ArchiveStorage, ArchiveUnavailable, Retention
@@ -108,7 +110,7 @@ async def _dead_letters(connection: Connection) -> list[Finding]:
     number = await connection.call("HGET", STORE, "shards")
     if number is None:
         return []
-    shards = [ShardKeys(shard) for shard in range(int(number))]
+    shards = [ShardKeys(shard) for shard in range(parse_numbers(decode_text(number))[-1])]
     dead = sum(await connection.call_many([("ZCARD", names.dead) for names in shards]))
     aside = await list_quarantined(connection, shards)
     said = [f"conversations that crashed three workers: {dead}"] if dead else []

@@ -19,7 +19,7 @@ from broker.runtime import (
     UnknownConversation,
     format_count,
 )
-from broker.store import Store, decode_text, parse_number, read_tolerantly, shard_of
+from broker.store import Store, decode_text, parse_number, read_tolerantly
 from deckhands.operations.diagnosis.checks import failed_finding, passed_finding, warning_finding
 from deckhands.operations.diagnosis.diagnostics import Finding
 
@@ -84,7 +84,7 @@ async def find_ownerless(store: Store, ids: Sequence[str], workers: Collection[s
 
 async def _rows(store: Store) -> AsyncIterator[ConversationRow]:
     """Yield the conversations of each shard, the newest first."""
-    for names in store.all_shards:
+    for names in await store.load_shards():
         start = 0
         while True:
             ids = (await read_tolerantly(store.connection, [("ZREVRANGE", names.index, start, start + PAGE - 1)]))[0]
@@ -96,7 +96,7 @@ async def _rows(store: Store) -> AsyncIterator[ConversationRow]:
 
 
 async def _read_marks(store: Store, conversation_id: str) -> tuple[bool, bool]:
-    command = ("HMGET", store.keys(conversation_id).meta, "busy", "deleted")
+    command = ("HMGET", (await store.locate(conversation_id)).meta, "busy", "deleted")
     found_marks = (await read_tolerantly(store.connection, [command]))[0]
     busy, deleted = found_marks if isinstance(found_marks, list) else (None, None)
     return decode_text(busy) == "1", deleted is not None
@@ -186,8 +186,12 @@ async def _nameless(store: Store, keys: Sequence[bytes]) -> set[str]:
         parts = key.decode(errors="replace").split(":")
         if len(parts) > 4 and parts[2] == "c":
             by_conversation.setdefault(parts[3], key)
-    ids = [one for one in by_conversation if shard_of(one, store.shards) < store.shards]
-    metas = await read_tolerantly(store.connection, [("HEXISTS", store.keys(one).meta, "last_id") for one in ids])
+    ids = list(by_conversation)
+    roots = [by_conversation[one].rsplit(b":" + one.encode() + b":", 1)[0] for one in ids]
+    commands = [
+        ("HEXISTS", root + b":" + one.encode() + b":meta", "last_id") for root, one in zip(roots, ids, strict=True)
+    ]
+    metas = await read_tolerantly(store.connection, commands)
     lost = [one for one, there in zip(ids, metas, strict=True) if not there]
     idle = await read_tolerantly(store.connection, [("OBJECT", "IDLETIME", by_conversation[one]) for one in lost])
     return {one for one, seconds in zip(lost, idle, strict=True) if parse_number(seconds) >= UNTOUCHED_SECONDS}

@@ -43,7 +43,7 @@ async def remove_checkpoints(services: JobServices) -> dict[str, int]:
 
 async def _is_known(services: JobServices, conversation_id: str) -> bool:
     store = services.store
-    meta = store.keys(conversation_id).meta
+    meta = (await store.locate(conversation_id)).meta
     if await store.call("EXISTS", meta):
         return True
     return await services.client.is_archived(conversation_id)
@@ -53,7 +53,10 @@ async def _find_origins(store: Store) -> set[str]:
     """Return the origins of forks in the store: a fork may still start from a checkpoint of its origin."""
     found: set[str] = set()
     async for page in ConversationQuery(store, Selection()).iterate_pages():
-        commands = [("XRANGE", store.keys(row.conversation_id).events, "1-0", "1-0") for row in page]
+        commands = [
+            ("XRANGE", names.events, "1-0", "1-0")
+            for names in await store.locate_all([row.conversation_id for row in page])
+        ]
         for row, entries in zip(page, await store.call_many(commands), strict=True):
             try:
                 cipher = await find_reader(store, row.conversation_id, entries)

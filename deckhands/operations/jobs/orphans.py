@@ -13,7 +13,7 @@ import logging
 
 from broker.log import EventLog, NotDeleted
 from broker.runtime import StoreRefused, UsageError, make_extra
-from broker.store import Store
+from broker.store import ConversationKeys, ShardKeys, Store
 from deckhands.client import delete
 from deckhands.operations.jobs.job import JobServices
 
@@ -38,12 +38,12 @@ async def sweep_store(store: Store, untouched_seconds: int) -> dict[str, int]:
     while True:
         scan = ("SCAN", cursor, "MATCH", "deck:{*}:c:*", "COUNT", SCANNED_AT_ONCE)
         cursor, keys = await store.call(*scan)
-        by_conversation: dict[str, list[bytes]] = {}
+        by_conversation: dict[ConversationKeys, list[bytes]] = {}
         for key in keys:
-            if conversation_id := _parse_conversation_id(key):
-                by_conversation.setdefault(conversation_id, []).append(key)
-        for conversation_id, found in by_conversation.items():
-            meta = store.keys(conversation_id).meta
+            if names := _parse_conversation(key):
+                by_conversation.setdefault(names, []).append(key)
+        for names, found in by_conversation.items():
+            meta = names.meta
             last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
             if last_id is None and tracks_idle:
                 try:
@@ -54,15 +54,16 @@ async def sweep_store(store: Store, untouched_seconds: int) -> dict[str, int]:
                     tracks_idle = False
                     _log.warning("Orphaned keys stay in the store. %s %s", error.message, LFU_REMEDY)
             elif deleted is not None and meta.encode() in found:
-                completed += await _complete_deletion(store, conversation_id)
+                completed += await _complete_deletion(store, names.conversation_id)
         if cursor == b"0":
             return {"removed": removed, "completed": completed}
 
 
-def _parse_conversation_id(key: bytes) -> str:
-    """Return the conversation that a key belongs to; empty: none."""
+def _parse_conversation(key: bytes) -> ConversationKeys | None:
+    """Return the keys of the conversation that a key belongs to; None: of none."""
     parts = key.decode(errors="replace").split(":")
-    return parts[3] if len(parts) > 4 and parts[2] == "c" else ""
+    shard = parts[1][1:-1] if len(parts) > 4 and parts[2] == "c" and parts[3] else ""
+    return ConversationKeys(ShardKeys(int(shard)), parts[3]) if shard.isascii() and shard.isdigit() else None
 
 
 async def _remove_untouched(store: Store, keys: list[bytes], seconds: int) -> int:

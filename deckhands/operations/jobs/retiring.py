@@ -150,7 +150,7 @@ class _RetirementRun:
         conversation_id = row.conversation_id
         if not self._may_match(row):
             return "kept"
-        meta = self.store.keys(conversation_id).meta
+        meta = (await self.store.locate(conversation_id)).meta
         awaited, begun = await self.store.call("HMGET", meta, "awaited", "deleted")
         if begun is not None:  # deletion started by an earlier run or by a user: complete it
             await delete(self.log, conversation_id, limit_seconds=0.0)
@@ -211,7 +211,7 @@ class _RetirementRun:
         assert isinstance(created, ConversationCreated)
         if created.parent is None:
             return False
-        meta = self.store.keys(created.parent.conversation_id).meta
+        meta = (await self.store.locate(created.parent.conversation_id)).meta
         return bool(await self.store.call("EXISTS", meta))
 
     async def _collect(self, tree: _ConversationTree, row: ConversationRow, events: list[Event]) -> bool:

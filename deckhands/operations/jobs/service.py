@@ -126,5 +126,6 @@ class JobsService:
         while True:
             if await membership.beat(self._started) is None:
                 raise OwnershipLost(f"{self._worker_id} was swept.")
+            await membership.join_new_shards()
             membership.figures.set(running=len(self._at_work))
             await membership.wait_for_next_beat()

@@ -156,7 +156,7 @@ async def _plan(
     services: JobServices, book: WebhookRepository, hooks: list[Webhook], conversation_id: str, first: int
 ) -> None:
     """Plan the deliveries for a conversation's new events, then remove it from the list of news."""
-    store, names = services.store, services.store.keys(conversation_id)
+    store, names = services.store, await services.store.locate(conversation_id)
     flat = await store.call("HGETALL", names.meta)
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     await store.encryption.decrypt_fields([conversation_id], [fields])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from broker.contract import AgentState
 from broker.log import WaitReason
-from broker.store import Store, decode_text, parse_number, read_tolerantly
+from broker.store import ConversationKeys, Store, decode_text, parse_number, read_tolerantly
 from deckhands.operations.monitoring.families import OTHER
 
 PAGE = 500
@@ -50,7 +50,7 @@ class Census:
         return self._latest
 
     async def _count_now(self, now: float) -> Count:
-        found, names = Count(now), self._store.all_shards
+        found, names = Count(now), await self._store.load_shards()
         sizes = await read_tolerantly(self._store.connection, [("ZCARD", shard.index) for shard in names])
         left = MOST_COUNTED
         for shard, size in zip(names, sizes, strict=True):
@@ -61,7 +61,7 @@ class Census:
                 )[0]
                 if not ids:
                     break
-                keys = [self._store.keys(decode_text(cid)).meta for cid in ids]
+                keys = [ConversationKeys(shard, decode_text(cid)).meta for cid in ids]
                 rows = await read_tolerantly(
                     self._store.connection, [("HMGET", key, "state", "wait_reason") for key in keys]
                 )

@@ -117,7 +117,7 @@ class Exposition:
         return QueryResult.READ
 
     async def _of_store(self, found: Samples) -> None:
-        shards = self._store.all_shards
+        shards = await self._store.load_shards()
         commands = [
             command
             for names in shards

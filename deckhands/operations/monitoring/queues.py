@@ -73,7 +73,7 @@ async def read_depths(store: Store, routes: Iterable[str], *, sees_inbox: bool =
     Raises:
         StoreError: the store does not answer.
     """
-    streams = [stream for names in store.all_shards for stream in _of_shard(names, sorted(set(routes)))]
+    streams = [stream for names in await store.load_shards() for stream in _of_shard(names, sorted(set(routes)))]
     if sees_inbox:
         streams.append(_Stream("inbox", INBOX, INGRESSES))
         own = sorted((await Producers(store).load_all()).values(), key=lambda producer: producer.name)

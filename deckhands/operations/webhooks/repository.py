@@ -115,7 +115,7 @@ class WebhookRepository:
 
     async def mark_tenants(self, tenants: list[str]) -> None:
         """Record in every shard which tenants have webhooks. Idempotent."""
-        for names in self._store.all_shards if tenants else ():
+        for names in await self._store.load_shards() if tenants else ():
             fields = [part for tenant in tenants for part in (tenant, "1")]
             await self._store.call_many(
                 [("HSET", names.webhook_tenants, *fields), ("HSET", names.clock, "hooked", "1")]

@@ -1,0 +1,218 @@
+"""Raising the number of shards: nothing moves, nothing is created twice, and every list is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from broker.contract import ConversationCreated
+from broker.coordination.membership import Membership, list_members
+from broker.coordination.ownership import ClaimedConversation, Owners
+from broker.coordination.quarantine import find_conversation_keys
+from broker.coordination.shard_raise import raise_shards
+from broker.log.append_call import Appended, Duplicate
+from broker.log.conversations import Conversations
+from broker.log.deletion import Deletion
+from broker.log.event_log import EventLog
+from broker.runtime.errors import ShardsRaised, StoreMisconfigured, UsageError
+from broker.store import keys
+from broker.store.connection import Connection
+from broker.store.keys import ShardKeys, shard_of
+from broker.store.layout import ShardLayout, parse_numbers
+from broker.store.store import Store, open_store
+from tests.broker_parts import begin, enter, message
+
+Connect = Callable[[], Connection]
+
+
+def displaced(count: int, *numbers: int) -> list[str]:
+    """Ids that each number of shards puts elsewhere."""
+    found = (f"conversation-{n}" for n in range(10_000))
+    several = (cid for cid in found if len({shard_of(cid, number) for number in numbers}) == len(numbers))
+    return [next(several) for _ in range(count)]
+
+
+async def test_existing_conversations_stay_and_new_ones_spread(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    ids = displaced(12, 1, 4)
+    old, new = ids[:6], ids[6:]
+    for cid in old:
+        await begin(store, cid)
+    result = await raise_shards(store, 4)
+    assert (result.before, result.after, result.unaware) == (1, 4, ())
+    for cid in new:
+        await begin(store, cid)
+    assert [(await store.locate(cid)).shard.shard for cid in old] == [0] * 6
+    assert [names.shard.shard for names in await store.locate_all(new)] == [shard_of(cid, 4) for cid in new]
+    for cid in ids:
+        await EventLog(store).append(cid, [message("more")])
+        assert len(await EventLog(store).read(cid)) == 2
+    rows = await Conversations(store).list_recent(limit=100)
+    assert sorted(row.conversation_id for row in rows) == sorted(ids)
+    later = await open_store(connect(), shards=9)
+    assert (later.shards, later.layout.numbers) == (4, (1, 4))
+    assert [await later.locate(cid) for cid in ids] == [await store.locate(cid) for cid in ids]
+    for one in (store, later):
+        await one.aclose()
+
+
+async def test_a_stale_process_creates_no_conversation_twice(connect: Connect) -> None:
+    store, stale = await open_store(connect(), shards=2), await open_store(connect())
+    first, second = displaced(2, 2, 8)
+    await raise_shards(store, 8)
+    created = ConversationCreated(conversation_id=first)
+    assert isinstance(await EventLog(store).create(created, [], key="k"), Appended)
+    assert stale.shards == 2
+    with pytest.raises(ShardsRaised, match="more shards"):
+        await EventLog(stale).create(created, [], key="k", shards=2)
+    assert isinstance(await EventLog(stale).create(created, [], key="k"), Duplicate)
+    assert stale.shards == 8
+    stale.layout.numbers = (2,)
+    await begin(stale, second)  # nobody has placed it elsewhere
+    assert await store.locate(second) == await stale.locate(second)
+    assert sorted(row.conversation_id for row in await Conversations(store).list_recent(limit=9)) == [first, second]
+    for one in (store, stale):
+        await one.aclose()
+
+
+async def test_a_conversation_created_before_its_placement_is_found(connect: Connect) -> None:
+    store, stale = await open_store(connect(), shards=2), await open_store(connect())
+    (cid,) = displaced(1, 2, 8)
+    await raise_shards(store, 8)
+    created = ConversationCreated(conversation_id=cid)
+    outcome = await EventLog(stale).create(created, [], key="k", shards=2)  # before any other process has placed it
+    assert isinstance(outcome, Appended)
+    assert isinstance(await EventLog(store).create(created, [], key="k"), Duplicate)
+    assert (await store.locate(cid)).shard == ShardKeys(shard_of(cid, 2))
+    for one in (store, stale):
+        await one.aclose()
+
+
+async def test_a_deleted_conversation_is_created_anew_in_a_new_shard(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    (cid,) = displaced(1, 1, 4)
+    await begin(store, cid)
+    await raise_shards(store, 4)
+    assert (await store.locate(cid)).shard.shard == 0
+    await Deletion(store).delete(cid, last_id=1)
+    await begin(store, cid)
+    assert (await store.locate(cid)).shard.shard == shard_of(cid, 4)
+    await store.aclose()
+
+
+async def test_a_worker_works_in_the_new_shards_from_its_next_beat_on(connect: Connect) -> None:
+    store, other = await open_store(connect(), shards=1), await open_store(connect())
+    worker = await enter(store, "w1")
+    await raise_shards(other, 4, limit_seconds=0.0)
+    assert await worker.join_new_shards() == []
+    await worker.beat(1)
+    assert [names.shard for names in await worker.join_new_shards()] == [1, 2, 3]
+    assert await worker.beat(2) is not None
+    (member,) = await list_members(store)
+    assert member.about["shards"] == "4"
+    assert (await raise_shards(other, 4, limit_seconds=0.0)).unaware == ()
+    old, new = displaced(2, 1, 4)
+    for cid in (old, new):
+        await begin(other, cid)
+        assert isinstance(await Owners(store).claim(cid, "w1"), ClaimedConversation)
+    assert sorted(await Owners(store).list_owned("w1")) == sorted([old, new])
+    await worker.leave()
+    assert await Owners(other).list_owned("w1") == []
+    for one in (store, other):
+        await one.aclose()
+
+
+async def test_an_entry_of_the_wrong_shard_is_refused(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    old, new, never = displaced(3, 1, 4)
+    await begin(store, old)
+    await raise_shards(store, 4)
+    await begin(store, new)
+    home = ShardKeys(shard_of(new, 4))
+    assert (await find_conversation_keys(store, home, new.encode())).shard == home
+    assert (await find_conversation_keys(store, ShardKeys(0), never.encode())).shard.shard == 0  # it was deleted
+    for names, cid in ((ShardKeys(0), new), (ShardKeys(shard_of(old, 4)), old)):
+        with pytest.raises(ValueError, match="not of this shard"):
+            await find_conversation_keys(store, names, cid.encode())
+    await store.aclose()
+
+
+async def test_the_number_is_neither_lowered_nor_raised_past_its_limits(connect: Connect) -> None:
+    store = await open_store(connect(), shards=4)
+    for number, text in {3: "cannot be lowered", 1_025: "1,025 shards are too many"}.items():
+        with pytest.raises(UsageError, match=text):
+            await raise_shards(store, number)
+    for number in range(5, 20):
+        await raise_shards(store, number)
+    with pytest.raises(UsageError, match="raised 15 times already"):
+        await raise_shards(store, 20)
+    assert store.shards == 19
+    await store.aclose()
+
+
+async def test_workers_that_cannot_read_more_shards_are_named(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    await enter(store, "old-1")
+    await store.call("HDEL", store.all_shards[0].worker_facts("old-1"), "shards")
+    with pytest.raises(UsageError, match="too old to read more shards: old-1"):
+        await raise_shards(store, 4)
+    assert store.shards == 1
+    await store.aclose()
+
+
+async def test_simultaneous_raises_lose_none(connect: Connect) -> None:
+    store, other = await open_store(connect(), shards=1), await open_store(connect())
+    assert await store.call_function("deck_raise_shards", (keys.STORE,), "1", "1,4") == ["raised"]
+    assert await other.call_function("deck_raise_shards", (keys.STORE,), "1", "1,2") == ["changed"]
+    assert other.shards == 1
+    await raise_shards(other, 8)
+    assert other.layout.numbers == (1, 4, 8)
+    for one in (store, other):
+        await one.aclose()
+
+
+async def test_rules_of_tenants_and_webhooks_hold_in_the_new_shards(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    (first,) = store.all_shards
+    await store.call_function("deck_set_tenants", (first.root,), "acme", "2.000000 3 0.000000")
+    await store.call("HSET", first.webhook_tenants, "acme", "1")
+    await raise_shards(store, 3)
+    for names in store.all_shards[1:]:
+        assert await store.call("HGETALL", names.tenants) == await store.call("HGETALL", first.tenants)
+        assert await store.call("HGETALL", names.webhook_tenants) == [b"acme", b"1"]
+        assert await store.call("HGET", names.clock, "hooked") == b"1"
+    await store.aclose()
+
+
+@pytest.mark.parametrize("text", ["", "0", "4,1", "1,1", "1,2048", "1,x", "-1", "1,,4", "²", "1" * 99])
+async def test_a_damaged_number_is_named(connect: Connect, text: str) -> None:
+    with pytest.raises(ValueError, match="not a list"):
+        parse_numbers(text)
+    store = await open_store(connect(), shards=2)
+    await store.call("HSET", keys.STORE, "shards", text)
+    await store.refresh()  # a running process keeps what it knows
+    assert store.shards == 2
+    with pytest.raises(StoreMisconfigured, match="The field shards of deck:store"):
+        await open_store(connect())
+    await store.aclose()
+
+
+def test_remembered_places_are_bounded() -> None:
+    layout = ShardLayout(1, 4, max_remembered=2)
+    a, b, c = displaced(3, 1, 4)
+    for cid in (a, b, c):
+        layout.remember(keys.ConversationKeys(ShardKeys(0), cid))
+    assert layout.find(a) is None
+    assert layout.find(b) == keys.ConversationKeys(ShardKeys(0), b)
+    layout.update((1,))
+    assert layout.count == 4
+
+
+async def test_a_swept_worker_is_not_revived_by_new_shards(store: Store) -> None:
+    membership = Membership(store, "w1", "controller", ttl_seconds=3600.0)
+    await membership.register()
+    await store.call("ZREM", store.all_shards[0].workers, "w1")
+    await raise_shards(store, store.shards + 1, limit_seconds=0.0)
+    await membership.join_new_shards()
+    assert await membership.beat(1) is None
