@@ -44,7 +44,6 @@ class RemoteWork:
         self._store = store
         self._secrets = secrets
         self._conversation_id = conversation_id
-        self._key = store.keys(conversation_id).once
         self._field = f"t:{action_id}"
         self._attribution = attribution
         self._free_slot = free_slot
@@ -57,7 +56,8 @@ class RemoteWork:
             asked_id: An earlier action, which this one continues; its record is removed with our own.
         """
         name = self._field if asked_id is None else f"t:{asked_id}"
-        found: bytes | None = await self._store.call("HGET", self._key, name)
+        key = (await self._store.locate(self._conversation_id)).once
+        found: bytes | None = await self._store.call("HGET", key, name)
         if found is not None:
             self._fields.add(name)
         if found is None or not found.startswith(SEALED):
@@ -73,7 +73,7 @@ class RemoteWork:
         if self._secrets is not None:
             with suppress(SecretsLocked):  # there is no key
                 content = SEALED + self._secrets.seal(self._conversation_id, text)
-        await self._store.call("HSET", self._key, self._field, content)
+        await self._store.call("HSET", (await self._store.locate(self._conversation_id)).once, self._field, content)
 
     async def forget(self, *, is_continued: bool = False) -> None:
         """Remove what is recorded, once the action has its observation. Idempotent.
@@ -83,7 +83,7 @@ class RemoteWork:
         """
         doomed = self._fields - ({self._field} if is_continued else set())
         if doomed:
-            await self._store.call("HDEL", self._key, *sorted(doomed))
+            await self._store.call("HDEL", (await self._store.locate(self._conversation_id)).once, *sorted(doomed))
 
     @asynccontextmanager
     async def park(self) -> AsyncIterator[None]:
