@@ -52,7 +52,7 @@
     deck:{0}:keys:once:<sha256>    string   a day          request with an idempotency key, and its response (JSON)
     deck:{0}:keys:uploads:<sha256> zset     an hour        uploaded files of a tenant without a conversation
     deck:{0}:data_keys             hash     forever        id → the data key of a tenant, encrypted; see encryption
-    deck:{0}:operations:record     list     forever        operations through the server: author and reason (JSON)
+    deck:{0}:operations:record     list     400 days       operations through the server: author and reason (JSON)
     deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
     deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns

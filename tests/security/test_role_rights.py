@@ -24,9 +24,12 @@ from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable, publish_tenants
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.ids import new_worker_id
+from broker.runtime.settings import BrokerSettings
 from broker.store.connection import MultiplexedConnection
 from broker.store.function_library import build_source
 from broker.store.store import open_store
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.operations_record import trim_operations
 from deckhands.server.auth.operations import Operations
 from tests.broker_parts import begin, enter
 from tests.security.hostile_families import Family
@@ -217,6 +220,24 @@ async def test_server_adds_to_the_record_and_changes_nothing_in_it(log: Server) 
     await store.aclose()
 
 
+async def test_jobs_trim_the_record_and_add_nothing_to_it(log: Server, tmp_path: Path) -> None:
+    admin = MultiplexedConnection(log.admin)
+    record = "deck:{0}:operations:record"
+    await admin.call("RPUSH", record, '{"at": 1}', '{"at": 9e14}')
+    store = await open_store(log.jobs)
+    assert await trim_operations(JobServices(store, BrokerSettings())) == {"removed": 1}
+    assert await refusals(log) == []
+    beyond = (f"RPUSH {record} x", f"LSET {record} 0 x", f"DEL {record}", f"LPOP {record}", f"RENAME {record} deck:x")
+    assert await allowed_of(beyond, log.jobs) == []
+    assert await admin.call("LRANGE", record, 0, -1) == [b'{"at": 9e14}']
+    await admin.call("DEL", record)
+    await admin.call("SET", record, "a string")
+    assert await trim_operations(JobServices(store, BrokerSettings())) == {"removed": 0}
+    assert await admin.call("GET", f"{record}:unreadable") == b"a string"
+    await store.aclose()
+    await admin.aclose()
+
+
 async def test_controller_uses_quotas_budgets_batches_and_notes_with_its_rights(log: Server) -> None:
     store = await open_store(log.controller)
     await enter(store, "w1")
@@ -255,7 +276,8 @@ async def test_controller_uses_quotas_budgets_batches_and_notes_with_its_rights(
 
 
 def test_roles_that_sweep_have_each_command_of_the_functions() -> None:
-    called = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", build_source())} - {"info", "time"}
+    called = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", build_source())}
+    called -= {"info", "time"} | {"lrange", "ltrim"}  # of no role, and of jobs for the record of operations
     of_containers = {"xgroup": "xgroup|create", "xinfo": "xinfo|groups"}
     for role in ("operator", "controller", "jobs"):
         assert {of_containers.get(name, name) for name in called} <= rights_of(role)[0].commands
