@@ -54,9 +54,9 @@ Each role has its own user in the store of the event logs. `deploy/store.acl` li
 | role | can | cannot |
 |---|---|---|
 | tool worker | read any log and add entries to it, claim any action, read secrets, which are encrypted with a key that it has; remove heartbeats and queued work | delete or change an entry other than by trimming (`XADD … MAXLEN`), delete a conversation, read its snapshot, its callers or the inbox; read or write API keys, budgets, quotas, schedules, webhooks, notes, evaluations and the record of operations |
-| controller | decide for any conversation, spend any budget, change its limit | delete a log other than by trimming; API keys, schedules, webhooks, evaluations, the inbox, the record of operations |
+| controller | decide for any conversation, spend any budget, lower what is left of it | raise the limit of a budget; delete a log other than by trimming; API keys, schedules, webhooks, evaluations, the inbox, the record of operations |
 | ingress | start, steer and delete any conversation | API keys, budgets, quotas, schedules, webhooks, notes, the record of operations |
-| jobs | delete any conversation; end a schedule's run or a webhook's delivery; change a webhook's definition, because they turn off one whose receiver is gone | define schedules, delete webhooks, limits of tenants, API keys, the inbox, the record of operations |
+| jobs | delete any conversation; end a schedule's run or a webhook's delivery; change a webhook's definition, because they turn off one whose receiver is gone; shorten the record of operations | define schedules, delete webhooks, limits of budgets, API keys, the inbox; add to the record of operations, or change an entry |
 | server | what its API offers, for every tenant | create API keys; change or remove an entry of the record of operations |
 | metrics | see the names and states of conversations | write anything, read a log |
 

@@ -61,8 +61,9 @@
     deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
     deck:{k}:act:interactive:<r>   stream   trimmed        the same, of interactive conversations
     deck:{k}:quota:<pool>:…        several  forever        quotas and the queues for them, see governor.lua
-    deck:{k}:budget:<account>      hash     forever        limit, spent, reserved; of a conversation with the log
+    deck:{k}:budget:<account>      hash     forever        spent, reserved; of a conversation with the log
     deck:{k}:budget:<account>:…    several  as the account the accounts below it, and waiting calls; see ledger.lua
+    deck:{k}:limits                hash     until removed  account → its limit; and the keys of its latest changes
     deck:{k}:budgets               set      forever        accounts of tenants and experiments, or with a limit
     deck:{k}:ledger:…              several  forever        budgets reserved for calls in flight
     deck:{0}:notes:<t>/<u>/<p>     hash     until erased   notes of one notebook, by id
@@ -306,6 +307,11 @@ class ShardKeys:
     def budget(self, account: str) -> str:
         """The hash of a budget; it is in the shard of its tenant."""
         return f"{self.root}:budget:{account}"
+
+    @property
+    def limits(self) -> str:
+        """The limits of accounts, which controllers read and do not write."""
+        return f"{self.root}:limits"
 
     @property
     def budgets(self) -> str:

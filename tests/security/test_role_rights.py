@@ -275,6 +275,28 @@ async def test_controller_uses_quotas_budgets_batches_and_notes_with_its_rights(
     assert await refusals(log) == []
 
 
+async def test_only_servers_and_operators_raise_a_limit(log: Server) -> None:
+    gateway, controller = await open_store(log.gateway), await open_store(log.controller)
+    await Ledger(gateway).set_limit("tenant:acme", 1.0)
+    limits = gateway.all_shards[0].limits
+    beyond = (f"HSET {limits} tenant:acme 9", f"HINCRBY {limits} tenant:acme 9", f"DEL {limits}", f"SET {limits} x")
+    for role in ("controller", "jobs", "tool", "ingress", "metrics"):
+        assert await allowed_of(beyond, log.role(role)) == []
+    with pytest.raises(DeckhandsError):
+        await Ledger(controller).set_limit("tenant:acme", 9.0)
+    await controller.call("HSET", controller.all_shards[0].budget("tenant:acme"), "limit", "9000000000")
+    account = await Ledger(controller).load_account("tenant:acme")
+    assert account.limit_usd == 1.0
+    owner, accounts = Ownership("aaa", "w1", "1"), list_accounts("aaa", tenant="acme")
+    ledger = Ledger(controller)
+    await enter(controller, "w1")
+    assert await ledger.reserve(owner, accounts, worst_usd=0.9, total_usd=0.0) is None
+    other = Ownership("bbb", "w1", "1")
+    assert await ledger.reserve(other, list_accounts("bbb", tenant="acme"), worst_usd=5.0, total_usd=0.0) is not None
+    await gateway.aclose()
+    await controller.aclose()
+
+
 def test_roles_that_sweep_have_each_command_of_the_functions() -> None:
     called = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", build_source())}
     called -= {"info", "time"} | {"lrange", "ltrim"}  # of no role, and of jobs for the record of operations
