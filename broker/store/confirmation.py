@@ -30,6 +30,7 @@ READING = frozenset(
     {
         *(
             "CLIENT",
+            "COMMAND",
             "CONFIG",
             "EXISTS",
             "FCALL_RO",
