@@ -71,8 +71,11 @@ class Guard:
                 return
             if scope["path"] not in PUBLIC:
                 principal = await self._principal(scope, headers)
-                scope.setdefault("state", {})["principal"] = principal
+                state = scope.setdefault("state", {})
+                state["principal"] = principal
                 if scope["type"] == "http":
+                    if (connection := state.get("connection")) is not None:  # a WebSocket counts as a stream
+                        self._gateway.connections.hold(connection, principal.tenant)
                     receive = await self._check_body(scope, headers, receive, principal.key.body_bytes)
             elif scope["type"] == "http":
                 receive = await self._check_body(scope, headers, receive, DEFAULT_BODY_BYTES)
