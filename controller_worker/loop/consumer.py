@@ -167,7 +167,7 @@ class ControllerSession:
                 UNPRICED_MODELS: "\n".join(
                     services.models.list_unpriced(filter(None, settings.variables.priced_models.split(",")))
                 ),
-                "quotas": "\n".join(pool.model for pool in services.quotas.pools[:QUOTAS_NAMED]),
+                "quotas": "\n".join(pool.title for pool in services.quotas.pools[:QUOTAS_NAMED]),
                 "plugins": ",".join(f"{group}:{name}" for group, names in list_plugins().items() for name in names),
                 "ignored_settings": "\n".join(find_ignored_variables(settings.model_env)[:IGNORED_NAMED]),
                 "interactive": "1",

@@ -245,7 +245,7 @@ async def test_controller_uses_quotas_budgets_batches_and_notes_with_its_rights(
         await begin(store, cid)
     await publish_tenants(store, TenantTable(), 0.8)
     governor = Governor(store, QuotaTable.parse('[[quota]]\nmodel = "acme/large"\nconcurrency = 1'))
-    pool = governor.find_pool("acme/large")
+    pool = governor.find_pool("acme/large", "")
     assert pool is not None
     await governor.publish()
     asked: dict[str, Any] = {

@@ -15,6 +15,7 @@ local history = require('log/lua/history')
 local labels = require('log/lua/labels')
 local secrets = require('log/lua/secrets')
 local store = require('store/prelude')
+local tenants = require('log/lua/tenants')
 local wakeups = require('log/lua/wakeups')
 local webhooks = require('log/lua/webhooks')
 
@@ -107,9 +108,11 @@ function check.create(a)
     local range = store.get(a.once, a.key)
     return range and history.duplicate(range) or {'exists'}
   end
-  local refusal
+  local tenant, refusal = given(a.call.fields, 'tenant') or '', nil
+  local pools = tenants.refused_pool(a.shard, tenant, a.call.pool)
+  if pools then return {'pool', a.call.pool, tenant, pools} end
   if not a.call.inner then
-    refusal, a.open_in, a.whole = admission.decide(a.shard, given(a.call.fields, 'tenant') or '', a.call.elsewhere, a.now)
+    refusal, a.open_in, a.whole = admission.decide(a.shard, tenant, a.call.elsewhere, a.now)
   end
   return refusal or a.found[CLOSED] and {'closed'}
 end
@@ -300,6 +303,7 @@ end
 --          {'locked'}: an event is not encrypted as its conversation is; nothing was written
 --          {'secrets'}: there are values that the writer does not know; nothing was written
 --          {'refused', 'memory' | 'open' | 'pace', tenant, amount in use, bound, when to try again in ms}
+--          {'pool', pool, tenant, the pools that the tenant may use, with commas}: it may not use this one
 --          'appended' and 'duplicate' end with the conversation's demand, see store.with_acks
 local function append(keys, args)
   local a = start(keys, args)
