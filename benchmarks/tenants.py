@@ -1,8 +1,8 @@
 """What one tenant at a hundred times the load of others costs them.
 
-Tenants begin conversations over HTTP at a steady rate, and time the first reply of a model that takes half a second: once
-among themselves, and once beside a tenant that begins a hundred times as many as each of them, and first opens all the
-streams that the server gives it. The load comes from this process, on the same processors.
+Tenants begin conversations over HTTP at a steady rate, and time the first reply of a model that takes half a second:
+once among themselves, and once beside a tenant that begins a hundred times as many as each of them, and first opens all
+the streams that the server gives it. The load comes from this process, on the same processors.
 """
 
 from __future__ import annotations
@@ -86,10 +86,11 @@ async def measure(bench: Bench) -> Result:
         Figure("streams that it could open", "", Spread.of([beside.streams])),
     ]
     note = (
-        f"{rounds} rounds of {seconds} s each way, {len(alone.first_reply)} and {len(beside.first_reply)} first replies "
-        f"of {len(MODEST)} tenants that each begin a conversation every {EACH_SECONDS:g} s; the greedy one began "
-        f"{TIMES_THE_LOAD} times as many ({beside.refused} of its requests were refused, {beside.not_sent} not sent "
-        f"because {MOST_AT_ONCE} were under way) and held its share of the streams. The model takes "
+        f"{rounds} rounds of {seconds} s each way, {len(alone.first_reply)} and {len(beside.first_reply)} first "
+        f"replies of {len(MODEST)} tenants that each begin a conversation every {EACH_SECONDS:g} s; the greedy one "
+        f"began {TIMES_THE_LOAD} times as many ({beside.refused} of its requests were refused, "
+        f"{beside.not_sent} not sent because {MOST_AT_ONCE} were under way) and held its share of the streams. "
+        "The model takes "
         f"{MODEL_SECONDS:g} s. One controller, one tool worker, one server."
     )
     return Result("Tenants", figures, note)
@@ -162,7 +163,6 @@ async def _run(
 async def _take_streams(cluster: BenchCluster, client: httpx2.AsyncClient, stack: contextlib.AsyncExitStack) -> int:
     """Open streams until the server refuses one, and return how many are open until the stack is left."""
     cid = await cluster.client.submit("Wait.", tenancy=Tenancy(tenant=GREEDY))
-    await cluster.client.pause(cid)
     opened = 0
     while True:
         answer = await stack.enter_async_context(client.stream("GET", f"/conversations/{cid}/stream"))

@@ -106,12 +106,16 @@ class ToolWriter(NamedTuple):
     Attributes:
         place: the action's entry to acknowledge, `<stream>|<entry>`; or empty.
         checksum: checksum of the action; empty to accept any event with its id.
+        fingerprint: of the action, as workspace hosts know it; or empty.
+        has_used: whether the action has read or changed the workspace.
     """
 
     worker_id: str
     action_id: int
     place: str
     checksum: str
+    fingerprint: str = ""
+    has_used: bool = True
 
     def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
@@ -121,6 +125,8 @@ class ToolWriter(NamedTuple):
             "action": str(self.action_id),
             "checksum": self.checksum,
         }
+        named |= {"fingerprint": self.fingerprint} if self.fingerprint else {}
+        named |= {} if self.has_used else {"uses": False}
         return named | ({"place": self.place} if self.place else {})
 
 

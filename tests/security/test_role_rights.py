@@ -58,6 +58,8 @@ BEYOND_A_TOOL_WORKER = (
     *("HSET deck:{0}:schedules x {}", "ZADD deck:{0}:schedules:due 0 x", "HSET deck:{0}:webhooks x {}"),
     *("HSET deck:{0}:webhook:x:sent a b", "RPUSH deck:{0}:operations:record x", "HGETALL deck:{0}:notes:a/b/c"),
     *("DEL deck:{0}:c:x:events", "XDEL deck:{0}:c:x:events 1-0", "XTRIM deck:{0}:c:x:events MAXLEN 0"),
+    *("XRANGE deck:{0}:c:x:events - +", "XREVRANGE deck:{0}:c:x:events + -", "XREAD STREAMS deck:{0}:c:x:events 0"),
+    *("XINFO STREAM deck:{0}:c:x:events FULL", "XLEN deck:{0}:c:x:events", "HGETALL deck:{0}:batch:calls:x"),
     *("UNLINK deck:{0}:c:x:meta", "RENAME deck:{0}:c:x:events deck:{0}:c:y:events", "GET deck:{0}:c:x:snapshot"),
     *("XADD deck:inbox * v 1", "XRANGE deck:replies:shop - +", "HGETALL deck:{0}:c:x:caller", "SET deck:{0}:job:a b"),
     *("FCALL deck_end_deletion 2 deck:{0}:c:x deck:{0} x", "FCALL deck_claim 2 deck:{0}:c:x deck:{0} x y z"),

@@ -2,6 +2,7 @@
 -- Keys:  shard base  :act:<route> :act:interactive:<route>  streams  route: 'pool:<name>' or 'node:<name>'
 --        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> its claimer
 --                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled it
+--                                  k:<action> -> its checksum   b:<action> -> its bytes while it waits in a line
 
 local groups = require('log/lua/groups')
 local history = require('log/lua/history')
@@ -31,13 +32,12 @@ function actions.hand_over_action(shard, stream, member)
   local base = shard .. ':c:' .. cid
   local once, place = base .. ':once', store.get(base .. ':once', 'q:' .. action)
   if place ~= stream .. '|' .. turns.WAITING and place ~= stream .. '|' .. WAITING_FOR_POOL then return false end
-  local found = redis.call('XRANGE', base .. ':events', action .. '-0', action .. '-0')
-  if #found == 0 then  -- the log has lost it
-    redis.call('HDEL', once, 'q:' .. action)
-    return false
-  end
+  -- An earlier version has not noted the bytes. If they are nowhere, the log has lost it.
+  local bytes = store.get(once, 'b:' .. action) or history.bytes_of(base, action)
+  redis.call('HDEL', once, bytes and 'b:' .. action or 'q:' .. action)
+  if not bytes then return false end
   local workspace = store.get(base .. ':meta', 'workspace') or ''
-  add_action(stream, once, cid, action, found[1][2][2], workspace, place == stream .. '|' .. WAITING_FOR_POOL)
+  add_action(stream, once, cid, action, bytes, workspace, place == stream .. '|' .. WAITING_FOR_POOL)
   return true
 end
 
@@ -97,8 +97,10 @@ function actions.enqueue(shard, meta, once, cid, action, bytes, wanted)
     local first = shard .. ':act:interactive:' .. route
     if redis.call('EXISTS', first) == 1 then stream = first end
   end
+  redis.call('HSETNX', once, 'k:' .. action, history.checksum_in(bytes))
   if turns.line_up(shard, stream, groups.TOOLS, cid .. ' ' .. action, class, tenant) then
-    redis.call('HSET', once, 'q:' .. action, stream .. '|' .. (wanted and WAITING_FOR_POOL or turns.WAITING))
+    local place = stream .. '|' .. (wanted and WAITING_FOR_POOL or turns.WAITING)
+    redis.call('HSET', once, 'q:' .. action, place, 'b:' .. action, bytes)
     if not all_nodes_have_lines(shard, stream) then actions.pump_actions(shard, stream) end
   else
     add_action(stream, once, cid, action, bytes, workspace or '', wanted)
@@ -138,7 +140,7 @@ end
 -- it; copies of it are dropped.
 -- ARGV  cid, action id, worker, node, stream, entry,
 --       '1' if any node may run it; then the claim does not bind the workspace to the node,
---       checksum of the action, see remembers: an action that the log has lost must not be run in place of another one,
+--       checksum of the action, see remembers_action: an action that the log has lost must not be run in place of another one,
 --       '1' to end the reply with the secrets, see secrets.read
 -- returns  {'claimed', attempt, moves}                     run it
 --          {'reclaimed', attempt, previous worker, moves}  ask the journal first
@@ -161,7 +163,7 @@ local function claim_action(keys, args)
   local place, before = stream .. '|' .. entry, store.get(once, 'w:' .. action)
   local idle, last = nil, store.get(meta, 'last_id')
   if not last then idle = {'missing'}
-  elseif not history.remembers(base, action, checksum) then idle = {'lost', tonumber(last)}
+  elseif not history.remembers_action(base, action, checksum) then idle = {'lost', tonumber(last)}
   elseif store.get(once, 'o:' .. action) then idle = {'settled'}
   elseif store.get(meta, 'closed') then idle = {'closed'}
   elseif before and before ~= worker and store.alive(shard, before) then idle = {'busy', before} end

@@ -53,9 +53,11 @@ local NO_FIELDS = {}
 
 -- The fields read from the conversation, in one command: a call into the server costs more than all other work here.
 local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'crashes', 'mark',
-  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks', 'data_key'}
+  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks', 'data_key',
+  'last_sum'}
 local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, AWAITED, NOTICED, OPEN_IN, CREATED,
-  DOUBLE_TEXTING, BUSY, PLANNED, TENANT, ACKS, DATA_KEY = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20
+  DOUBLE_TEXTING, BUSY, PLANNED, TENANT, ACKS, DATA_KEY, LAST_SUM = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
+  18, 19, 20, 21
 
 -- The context of one append: keys, call, times, and the conversation's fields by their positions in READ. Its steps add
 -- `key`, which identifies a repetition, `whole` (see admission.decide) and `first`, and change `last`, `open_in` and
@@ -131,7 +133,7 @@ end
 function check.tool(a)
   local reply
   if not a.last then return {'missing'} end
-  if not history.remembers(a.base, a.call.action, a.call.checksum) then
+  if not history.remembers_action(a.base, a.call.action, a.call.checksum) then
     reply = {'lost', a.last}
   else
     local range = store.get(a.once, 'o:' .. a.call.action)
@@ -199,6 +201,13 @@ local function cancel_actions(a)
   end
 end
 
+-- What is kept of a settled action: the ids of its observation, its checksum, and the fingerprint of the tool worker.
+local function settled_by(a, once, action, id)
+  local checksum = store.get(once, 'k:' .. action)
+  local fingerprint = a.call.by == 'tool' and a.call.fingerprint or ''
+  return table.concat({id, id, checksum, checksum and fingerprint ~= '' and fingerprint or nil}, ':')
+end
+
 local function write_events(a)
   local events, once, last = a.base .. ':events', a.once, a.last
   a.first = last + 1
@@ -210,8 +219,9 @@ local function write_events(a)
       actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, dispatch ~= '1' and dispatch or nil)
     end
     if answers then
-      redis.call('HSET', once, 'o:' .. answers, last .. ':' .. last)
-      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers)
+      redis.call('HSET', once, 'o:' .. answers, settled_by(a, once, answers, last))
+      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers, 'k:' .. answers,
+        'b:' .. answers)
     end
   end
   a.last = last
@@ -222,6 +232,11 @@ end
 local function write_fields(a, update, relabels)
   local by, ids, n = a.call.by, a.first .. ':' .. a.last, #update
   update[n + 1], update[n + 2] = 'last_id', a.last
+  if a.last >= a.first then
+    update[n + 3], update[n + 4], n = 'last_sum', history.checksum_in(a.args[#a.args]), n + 2
+  end
+  -- Unless a tool worker says that its action has not used the workspace, it may have.
+  if by == 'tool' and a.call.uses ~= false then update[n + 3], update[n + 4], n = 'used', '1', n + 2 end
   if by == 'owner' then
     -- An append without events leaves the last id unchanged, so it must not be taken for the append that changed it.
     if a.last >= a.first then
@@ -265,7 +280,7 @@ local function notify(a)
   local is_alone = a.first == a.last and #bytes <= MOST_CARRIED_BYTES
   if call.by == 'tool' and a.found[OWNER] and not a.found[RUNG] and is_alone then
     local is_behind_action = tostring(a.last - 1) == call.action and call.checksum ~= ''
-    local before = is_behind_action and call.checksum or history.checksum_of(a.base, a.last - 1)
+    local before = is_behind_action and call.checksum or a.found[LAST_SUM]
     wakeups.hand_to_owner(a.shard, a.base, a.found[OWNER], a.cid, a.last, bytes, before or '')
   elseif not a.must_wait and call.condition ~= 'expire' then
     wakeups.notify_unless(a.found[RUNG], a.found[OWNER], a.shard, a.meta, a.cid, a.now)
@@ -286,7 +301,9 @@ end
 --                  condition 'message:<policy>': a user's message, refused while the agent works if the policy, by
 --                  default the conversation's, is 'reject'; 'expire': refused unless the conversation is scheduled
 --                  seen: required id of the last event, or nil
---   by 'tool'      worker, action, checksum of the action, see history.remembers
+--   by 'tool'      worker, action, checksum of the action, see history.remembers_action
+--                  fingerprint: of the action, for workspace hosts; or nil
+--                  uses: whether the action has used the workspace; nil: it may have
 --                  place: '<stream>|<entry>' to acknowledge, or nil
 --   by 'owner'     worker, token
 --                  seen, checksum: of the last event that the decision is based on
