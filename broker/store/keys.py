@@ -72,6 +72,8 @@
     deck:{k}:c:<id>:events         stream   forever        the log
     deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, fields shown by `ls`
     deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions
+    deck:{k}:c:<id>:results        stream   until settled  observations that tool workers may not add to the log
+    deck:{k}:c:<id>:grants         hash     until settled  action → the capability to report its observation
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
     deck:{k}:c:<id>:caller         hash     with the log   the waiting caller, and its reply
     deck:{k}:c:<id>:caller:lock    string   half a minute  the ingress that sends the reply

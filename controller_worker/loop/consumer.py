@@ -29,7 +29,7 @@ from broker.coordination import (
     WorkerMailbox,
 )
 from broker.limits import publish_tenants
-from broker.log import EventLog, expire
+from broker.log import EventLog, expire, record_reported_gap
 from broker.runtime import (
     OwnershipLost,
     StoreError,
@@ -307,6 +307,8 @@ class ControllerSession:
             while True:
                 for conversation_id, carried in (await mailbox.read()).items():
                     await self._wake(conversation_id, carried)
+                for conversation_id, gap in mailbox.take_gaps().items():
+                    await record_reported_gap(self._services.log, conversation_id, gap)
         finally:
             await mailbox.aclose()
 

@@ -13,6 +13,7 @@ local callers = require('log/lua/callers')
 local conversations = require('log/lua/conversations')
 local history = require('log/lua/history')
 local labels = require('log/lua/labels')
+local results = require('log/lua/results')
 local secrets = require('log/lua/secrets')
 local store = require('store/prelude')
 local tenants = require('log/lua/tenants')
@@ -62,8 +63,9 @@ local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, A
 -- The context of one append: keys, call, times, and the conversation's fields by their positions in READ. Its steps add
 -- `key`, which identifies a repetition, `whole` (see admission.decide) and `first`, and change `last`, `open_in` and
 -- `must_wait`. More fields would need a larger table for every append.
-local function start(keys, args)
-  local base, shard, call = keys[1], keys[2], cmsgpack.unpack(args[2])
+local function start(keys, args, call)
+  local base, shard = keys[1], keys[2]
+  call = call or cmsgpack.unpack(args[2])
   local meta = base .. ':meta'
   local now, wall, hooked = store.times_ms(shard)
   local found = redis.call('HMGET', meta, unpack(READ))
@@ -125,6 +127,10 @@ function check.owner(a)
   if a.found[OWNER] ~= call.worker or a.found[TOKEN] ~= call.token then return {'fenced'} end
   a.key = call.token .. ':' .. call.seen .. ':' .. call.key .. call.checksum
   if a.found[APPEND_KEY] == a.key then return history.duplicate(a.found[APPEND_IDS]) end
+  if redis.call('EXISTS', a.base .. ':results') == 1 then  -- the log has grown before this decision
+    results.settle(a.base, a.shard, a.cid, true)
+    return {'conflict', tonumber(store.get(a.meta, 'last_id'))}
+  end
   if not history.remembers(a.base, call.seen, call.checksum) then return {'lost', a.last} end
   if tonumber(call.seen) ~= a.last then return {'conflict', a.last} end
   return a.found[CLOSED] and {'closed'}
@@ -216,12 +222,14 @@ local function write_events(a)
     last = last + 1
     redis.call('XADD', events, last .. '-0', 'e', bytes)
     if dispatch then
-      actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, dispatch ~= '1' and dispatch or nil)
+      local capability = results.grant(a.base, a.cid, last, a.call.seed)
+      actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, dispatch ~= '1' and dispatch or nil, capability)
     end
     if answers then
       redis.call('HSET', once, 'o:' .. answers, settled_by(a, once, answers, last))
       redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers, 'k:' .. answers,
-        'b:' .. answers)
+        'b:' .. answers, 'g:' .. answers)
+      results.forget_grant(a.base, answers)
     end
   end
   a.last = last
@@ -274,7 +282,7 @@ end
 
 -- Notify the owner or the ready stream, unless the owner itself appends.
 local function notify(a)
-  if a.call.by == 'owner' then return end
+  if a.call.by == 'owner' or a.call.is_quiet then return end
   local call, bytes = a.call, a.args[3]
   acknowledge(a)
   local is_alone = a.first == a.last and #bytes <= MOST_CARRIED_BYTES
@@ -312,6 +320,7 @@ end
 --            answers: the action that an observation settles
 --   fields   the fields of `ls`: {name, value, …}; or nil
 --   cancels  running actions to stop; '0': all programs of the workspace; or nil
+--   seed     random text, from which the capabilities of dispatched actions are made; or nil
 --   secrets  number of secret values that the writer masks; nil: it has looked them up
 --   sample   one of these values, encrypted
 -- An owner's append to an awaited conversation adds a notice for ingress workers, see callers.send_notice.
@@ -322,12 +331,23 @@ end
 --          {'refused', 'memory' | 'open' | 'pace', tenant, amount in use, bound, when to try again in ms}
 --          {'pool', pool, tenant, the pools that the tenant may use, with commas}: it may not use this one
 --          'appended' and 'duplicate' end with the conversation's demand, see store.with_acks
-local function append(keys, args)
-  local a = start(keys, args)
+-- The functions of this library may bring the arguments themselves, as `call`.
+local function append(keys, args, call)
+  local a = start(keys, args, call)
   if a.call.secrets and not secrets.are_known(a.base, a.call.secrets, a.call.sample) then return {'secrets'} end
   local reply = check[a.call.by](a)
   if reply then return reply[1] == 'duplicate' and store.with_acks(reply, a.found[ACKS]) or reply end
   if has_another_key(a) then return {'locked'} end
+  if (a.call.by == 'tool' or a.call.by == 'producer') and results.must_wait(a.base) then
+    local gap = a.call.by == 'producer' and string.match(a.call.key, '^gap:(.*)$')
+    if gap then results.leave_gap(a.shard, a.base, a.cid, gap, a.found[OWNER], a.found[RUNG], a.now)
+    elseif a.call.by == 'producer' then return {err = 'NOPERM this user may not add to a log'}
+    else
+      results.leave(a.shard, a.base, a.cid, a.call, a.args[3], a.found[OWNER], a.found[RUNG], a.now)
+      acknowledge(a)
+    end
+    return store.with_acks({'appended', a.last + 1, a.last + 1}, a.found[ACKS])
+  end
   if a.call.by == 'create' then create(a) end
   local update, relabels = fields_of(a)
   cancel_actions(a)
@@ -337,5 +357,7 @@ local function append(keys, args)
   notify(a)
   return store.with_acks({'appended', a.first, a.last}, a.found[ACKS] or given(a.call.fields, 'acks'))
 end
+
+results.append = append
 
 redis.register_function('deck_append', append)
