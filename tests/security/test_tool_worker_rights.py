@@ -12,8 +12,8 @@ import pytest
 from broker.contract.codec import checksum_of
 from broker.contract.events import ConversationCreated, Event
 from broker.contract.fencing import Ownership
-from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue
-from broker.coordination.ownership import Owners
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
+from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.coordination.wakeups import WorkerMailbox
 from broker.log.append_call import Closed
 from broker.log.event_log import EventLog
@@ -191,6 +191,23 @@ async def test_result_is_settled_by_the_next_owner(world: World) -> None:
     claimed = await claim(world.controller, "w2")
     assert claimed.worker_id == "w2"
     assert [event.cause for event in await world.log.read(CID) if event.cause] == [ACTION]
+
+
+async def test_action_of_an_earlier_version_gets_a_capability_when_it_is_repeated(world: World) -> None:
+    ownership = await claim(world.controller, "w1")
+    await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
+    grants = f"{world.controller.keys(CID).root}:grants"
+    await world.controller.call("DEL", grants)  # as if its controller had had no right to write one
+    (delivery,) = await world.take()
+    await world.answer(delivery, "refused")
+    assert await world.observations() == []
+    outcome = await Owners(world.controller).dispatch(ownership, ACTION, delivery.entry)
+    assert outcome is DispatchOutcome.ENQUEUED
+    (again,) = [one for one in await world.queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    assert isinstance(await world.queue.claim(again), ActionReclaimed)  # so the journal is asked first
+    await world.answer(again, "accepted")
+    (found,) = await world.observations()
+    assert found.content == "accepted"  # type: ignore[attr-defined]
 
 
 async def test_owner_decides_only_with_the_results_that_wait(world: World) -> None:

@@ -141,7 +141,8 @@ local function dispatch(keys, args)
     if where == 'queued' then return {'queued'} end
     if where == 'delivered' then return {'running', claimer or ''} end
   end
-  if claimer and store.alive(shard, claimer) then return {'running', claimer} end
+  -- Its claimer may have left a result without a capability, which was refused.
+  if claimer and store.alive(shard, claimer) and results.is_granted(base, action) then return {'running', claimer} end
   local capability = results.grant(base, cid, action, args[7])
   actions.enqueue(shard, meta, once, cid, action, args[5], args[6] ~= '' and args[6] or nil, capability)
   return {'enqueued'}

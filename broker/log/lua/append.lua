@@ -127,7 +127,7 @@ function check.owner(a)
   if a.found[OWNER] ~= call.worker or a.found[TOKEN] ~= call.token then return {'fenced'} end
   a.key = call.token .. ':' .. call.seen .. ':' .. call.key .. call.checksum
   if a.found[APPEND_KEY] == a.key then return history.duplicate(a.found[APPEND_IDS]) end
-  if redis.call('EXISTS', a.base .. ':results') == 1 then  -- the log has grown before this decision
+  if results.are_waiting(a.base) then  -- the log has grown before this decision
     results.settle(a.base, a.shard, a.cid, true)
     return {'conflict', tonumber(store.get(a.meta, 'last_id'))}
   end

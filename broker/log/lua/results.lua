@@ -22,6 +22,12 @@ function results.grant(base, cid, action, seed)
   return capability
 end
 
+-- Whether an action has its capability. One that was dispatched with the rights of an earlier version has none.
+function results.is_granted(base, action)
+  local grants = base .. ':grants'
+  return not store.may('HEXISTS', grants, action) or redis.call('HEXISTS', grants, action) == 1
+end
+
 function results.forget_grant(base, action)
   if store.may('HDEL', base .. ':grants', action) then redis.call('HDEL', base .. ':grants', action) end
 end
@@ -52,11 +58,16 @@ function results.leave_gap(shard, base, cid, gap, owner, notified, now)
   tell(shard, base .. ':meta', cid, owner, notified, now)
 end
 
+-- Whether results wait. A user with the rights of an earlier version may not ask; then tool workers leave none either.
+function results.are_waiting(base)
+  return store.may('EXISTS', base .. ':results') and redis.call('EXISTS', base .. ':results') == 1
+end
+
 -- Append the results that wait, each once, if it has the capability of an action that was claimed and is not settled.
 -- is_quiet: the caller tells the owner by its reply
 function results.settle(base, shard, cid, is_quiet)
   local key, once = base .. ':results', base .. ':once'
-  if redis.call('EXISTS', key) == 0 or not store.is_there(shard, key, 'stream') then return end
+  if not results.are_waiting(base) or not store.is_there(shard, key, 'stream') then return end
   for _, item in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', SETTLED_AT_ONCE)) do
     local found = store.pairs_of(item[2])
     local action = string.match(found['a'] or '', '^%d+$')
