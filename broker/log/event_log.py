@@ -455,7 +455,7 @@ class EventLog:
         if settled is None:
             return None
         noted: list[str] = settled.decode(errors="replace").split(":")[2:]
-        return NotedAction(*(noted + ["", ""])[:2])
+        return NotedAction(*[*noted, "", ""][:2])
 
     async def check_action(self, conversation_id: str, action_id: int, checksum: str) -> None:
         """Check that the log still holds an action, without reading the log if the store has noted the action.

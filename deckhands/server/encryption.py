@@ -6,6 +6,7 @@ Does not: let the store rewrite its append-only file after a deletion; the serve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 from fastapi import APIRouter, Query
@@ -28,14 +29,14 @@ class ShownDataKey(BaseModel):
     is_readable: bool
 
     @classmethod
-    def of(cls, record: DataKeyRecord, masters: tuple[str, ...]) -> Self:
+    def of(cls, record: DataKeyRecord, masters: Sequence[str]) -> Self:
         """Convert a record of the store."""
         is_readable = record.master_id in masters
         return cls(tenant=record.tenant, key=record.key_id, master_key=record.master_id, is_readable=is_readable)
 
 
 class Rotated(BaseModel):
-    """The outcome of a rotation: how many data keys were encrypted anew, and with which master key."""
+    """The outcome of a rotation: how many data keys were encrypted again, and with which master key."""
 
     changed: int = Field(examples=[12])
     master_key: str = Field(examples=["2026-12"])

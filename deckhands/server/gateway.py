@@ -22,13 +22,17 @@ from deckhands.server.auth.idempotency import IdempotentRequests
 from deckhands.server.auth.operations import Operations
 from deckhands.server.auth.tickets import Tickets
 from deckhands.server.auth.uploads import Uploads
-from deckhands.server.shares import Held
+from deckhands.server.shares import Held, Turns
 
 DEFAULT_PORT = 8_900
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 Refusal = tuple[str, str]
 """A status, and why the request was refused before it reached the application; empty if it reached it."""
+
+
+REQUESTS_AT_ONCE = 4
+"""How many short requests of a tenant are worked on at the same time; each takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,7 @@ class Gateway:
         follower: for streams; it waits until the store is back.
         exposition: the metrics of the cluster and of this server.
         streams: the open streams and long-polling requests, with their keys.
+        turns: those of short requests.
         transfers: the files in transfer; `connections`: those with a request that had a key.
         refusals: the number of requests answered with an error, by status and reason.
         is_stopping: set when the server starts to shut down.
@@ -145,6 +150,7 @@ class Gateway:
     streams: dict[object, ApiKey] = field(init=False, default_factory=dict)
     transfers: Held = field(init=False)
     connections: Held = field(init=False)
+    turns: Turns = field(init=False, default_factory=lambda: Turns(REQUESTS_AT_ONCE))
     refusals: Counter[Refusal] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 

@@ -27,6 +27,8 @@ from deckhands.server.web.pages import Pages
 PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries", "/.well-known/agent-card.json"})
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
+SHORT = re.compile(r"/conversations(/[^/]+(/(messages|events|events/\d+))?)?")
+"""Requests that wait for nothing but the store. Those of one tenant take turns, however many it sends at a time."""
 UPLOAD = re.compile(r"/uploads/[^/]+")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 """The bodies of all other requests are ignored."""
@@ -81,6 +83,10 @@ class Guard:
                 receive = await self._check_body(scope, headers, receive, DEFAULT_BODY_BYTES)
         except DeckhandsError as error:
             await _refuse(error, scope, receive, send)
+            return
+        if scope["type"] == "http" and SHORT.fullmatch(scope["path"]) and "principal" in scope.get("state", {}):
+            async with self._gateway.turns.take(scope["state"]["principal"].tenant):
+                await self._app(scope, receive, _with_headers(send))
             return
         await self._app(scope, receive, _with_headers(send))
 

@@ -7,9 +7,11 @@ Does not: count what is over before a key is known; a connection without a valid
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 from deckhands.server.problems import RETRY_SECONDS, Problem
 
@@ -73,6 +75,25 @@ class Held:
             yield
         finally:
             self.release(holder)
+
+
+class Turns:
+    """Turns of short requests: each tenant has a few at a time, so the others of one tenant wait for each other.
+
+    Args:
+        at_once: how many requests of one tenant are worked on at the same time.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def take(self, tenant: str) -> asyncio.Semaphore:
+        """Return what to hold during a request, by `async with`; requests of a tenant get it in their order."""
+        found = self._of.get(tenant)
+        if found is None:
+            self._of[tenant] = found = asyncio.Semaphore(self._at_once)
+        return found
 
 
 def count_share(most: int, percent: int) -> int:

@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 
 from broker.contract.specs import Tenancy
 from deckhands.server.serving import MAX_HEAD_BYTES
+from deckhands.server.shares import Turns
 from deckhands.server.streams import EventStream
 from tests.certificates import certificate_in
 from tests.integration.test_cluster_metrics import samples_in, value_of
@@ -257,6 +258,31 @@ async def test_a_tenant_has_its_share_of_connections(tmp_path: Path, programs: d
         await greedy[1].aclose()
         await until(lambda: len(server.gateway.connections) == 3, what="the end of a connection")
         assert (await greedy[3].get("/budgets")).status_code == 200
+
+
+async def test_short_requests_of_a_tenant_take_turns_and_delay_no_other() -> None:
+    turns = Turns(2)
+    is_over = asyncio.Event()
+    started: list[str] = []
+
+    async def request(tenant: str) -> None:
+        async with turns.take(tenant):
+            started.append(tenant)
+            await is_over.wait()
+
+    waiting = [asyncio.create_task(request(tenant)) for tenant in (*["greedy"] * 50, "modest")]
+    await until(lambda: "modest" in started, what="the request of another tenant")
+    assert started.count("greedy") == 2
+    is_over.set()
+    await asyncio.gather(*waiting)
+    assert started.count("greedy") == 50
+
+
+async def test_many_conversations_of_a_tenant_are_all_created(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with served(tmp_path / "log", programs) as server, server.as_(await server.token("greedy")) as client:
+        answers = await asyncio.gather(*(client.post("/conversations", json={"task": "do it"}) for _ in range(40)))
+        assert {one.status_code for one in answers} == {201}
+        assert len({one.json()["conversation_id"] for one in answers}) == 40
 
 
 async def test_connections_beyond_the_limit_of_the_server_are_closed(tmp_path: Path, programs: dict[str, str]) -> None:
