@@ -53,14 +53,14 @@ Each role has its own user in the store of the event logs. `deploy/store.acl` li
 
 | role | can | cannot |
 |---|---|---|
-| tool worker | read any log and add entries to it, claim any action, read secrets, which are encrypted with a key that it has; remove heartbeats and queued work | delete or change an entry other than by trimming (`XADD … MAXLEN`), delete a conversation, read its snapshot, its callers or the inbox; read or write API keys, budgets, quotas, schedules, webhooks, notes, evaluations and the record of operations |
-| controller | decide for any conversation, spend any budget, change its limit | delete a log other than by trimming; API keys, schedules, webhooks, evaluations, the inbox, the record of operations |
+| tool worker | claim any action and report its observation, read actions that wait or run, and the large texts and secrets of conversations, which are encrypted with a key that it has; change what listings show of a conversation and who owns it, which stops it; remove heartbeats and queued work | read or write a log, report an observation of an action that was not dispatched or not claimed, delete a conversation, read its snapshot, its callers or the inbox; read or write API keys, budgets, quotas, schedules, webhooks, notes, evaluations and the record of operations |
+| controller | decide for any conversation, spend any budget, lower what is left of it | raise the limit of a budget; delete a log other than by trimming; API keys, schedules, webhooks, evaluations, the inbox, the record of operations |
 | ingress | start, steer and delete any conversation | API keys, budgets, quotas, schedules, webhooks, notes, the record of operations |
-| jobs | delete any conversation; end a schedule's run or a webhook's delivery; change a webhook's definition, because they turn off one whose receiver is gone | define schedules, delete webhooks, limits of tenants, API keys, the inbox, the record of operations |
+| jobs | delete any conversation; end a schedule's run or a webhook's delivery; change a webhook's definition, because they turn off one whose receiver is gone; shorten the record of operations | define schedules, delete webhooks, limits of budgets, API keys, the inbox; add to the record of operations, or change an entry |
 | server | what its API offers, for every tenant | create API keys; change or remove an entry of the record of operations |
 | metrics | see the names and states of conversations | write anything, read a log |
 
-A function runs with the rights of its caller, and so a worker that adds to a log by the function can also add to it without. Logs are therefore not signed against a worker that was taken over; see [decision 45](decisions/0045-least-rights-inside.md).
+A function runs with the rights of its caller. So a tool worker leaves its observation in `results`, and a controller adds it to the log if it has the capability that came with the action; see [decision 45](decisions/0045-least-rights-inside.md). Controllers, ingresses, jobs and the server can add to the log of any conversation.
 """
 
 

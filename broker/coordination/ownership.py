@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from secrets import token_hex
 from typing import Any
 
 from broker.contract import Ownership
@@ -175,7 +176,7 @@ class Owners:
             pool: the pool whose tool workers run it; empty for those that hold the conversation's workspace.
         """
         route = f"pool:{pool}" if pool else ""
-        reply = await self._call_with_token("deck_dispatch", ownership, action_id, entry, route)
+        reply = await self._call_with_token("deck_dispatch", ownership, action_id, entry, route, token_hex(16))
         return DispatchOutcome(reply[0])
 
     async def save_snapshot(

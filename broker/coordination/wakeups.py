@@ -98,6 +98,7 @@ class WorkerMailbox:
         self._after = "0-0"
         self._read_since_trim = self._carried_since_trim = 0
         self._is_quiet = False
+        self._gaps: dict[str, str] = {}
         self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
 
     async def read(self) -> dict[str, CarriedEvent | None]:
@@ -111,6 +112,7 @@ class WorkerMailbox:
             self._after = entries[-1][0].decode()
         self._read_since_trim += len(entries)
         notified: dict[str, CarriedEvent | None] = {}
+        with_results: dict[str, None] = {}
         for entry_id, fields in entries:
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -123,8 +125,29 @@ class WorkerMailbox:
                 await self._unreadable.quarantine(self._names, self._key, entry_id.decode(), fields, error)
             else:
                 self._carried_since_trim += carried is not None
+                if b"r" in about:  # settled, it comes again with its event
+                    with_results[conversation_id] = None
+                    continue
                 notified[conversation_id] = None if conversation_id in notified else carried
+        await self._settle(with_results)
         return notified
+
+    def take_gaps(self) -> dict[str, str]:
+        """Return, once, what tool workers say that logs have lost; see `record_reported_gap`."""
+        gaps, self._gaps = self._gaps, {}
+        return gaps
+
+    async def _settle(self, conversation_ids: Iterable[str]) -> None:
+        """Append the observations that tool workers have left beside the logs of conversations."""
+        for conversation_id in conversation_ids:
+            names = self._store.keys(conversation_id)
+            try:
+                reply = await self._store.call_function("deck_settle", (names.root, names.shard.root), conversation_id)
+            except StoreRefused as error:  # damaged keys of one conversation affect no other
+                _log.warning("the results of %s cannot be settled: %s", conversation_id, error)
+            else:
+                if gap := reply[1].decode(errors="replace"):
+                    self._gaps[conversation_id] = gap
 
     async def _read_entries(self) -> list[Any]:
         command: tuple[Argument, ...] = (

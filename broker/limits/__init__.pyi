@@ -6,4 +6,4 @@ from .ledger import make_experiment_account as make_experiment_account, make_ten
 from .ledger import parse_account as parse_account
 from .quotas import OWN_KEY as OWN_KEY, QuotaPool as QuotaPool, QuotaTable as QuotaTable
 from .tenants import TenantTable as TenantTable, parse_memory_bound as parse_memory_bound
-from .tenants import publish_tenants as publish_tenants
+from .tenants import TenantStatus as TenantStatus, load_tenants as load_tenants, publish_tenants as publish_tenants

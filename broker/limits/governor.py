@@ -73,9 +73,9 @@ class Governor:
         """Whether there are no quotas."""
         return not self._table.pools
 
-    def find_pool(self, model: str) -> QuotaPool | None:
-        """Return the pool of a model; None if it has no quota."""
-        return self._table.find_pool(model)
+    def find_pool(self, model: str, tenant: str) -> QuotaPool | None:
+        """Return the pool of a tenant's calls of a model; None if they have no quota."""
+        return self._table.find_pool(model, tenant)
 
     async def publish(self) -> None:
         """Put this worker's table into force for all workers. Idempotent."""

@@ -3,6 +3,8 @@
 -- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
 --   :budget:<account>    hash  limit, spent, reserved, lost, lost_calls, calls, own, parent, change, deleted
 --   :budget:<account>:children|waiting|wanted     :budgets    :ledger:held|lost|swept|crowded    :workers
+--   :limits              hash  '<account>' -> its limit   'change <account>' -> keys of its latest changes. Only servers and
+--                        operators may write it. The field `limit` of an account is a copy, which older versions read.
 -- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'. Each has at most one parent; spending
 -- in an account counts in all accounts above it. Amounts are nano-USD: integers, so that sums are exact.
 --
@@ -26,6 +28,13 @@ local CHANGES_CHARS = 1000     -- maximum length of the remembered keys of limit
 local DELETED_MS = 86400000
 
 local function budget(shard, account) return shard .. ':budget:' .. account end
+
+-- The limit of an account; nil without one. What is not in :limits was set by an older version: the copy counts.
+local function limit_of(shard, account)
+  local found = redis.pcall('HGET', shard .. ':limits', account)
+  if type(found) == 'string' then return found end
+  return store.get(budget(shard, account), 'limit')
+end
 
 local function number(key, field) return tonumber(store.get(key, field)) or 0 end
 
@@ -94,8 +103,8 @@ local function drop_deleted(shard, account)
   for _ = 1, MAX_DEPTH do
     local key, cid = budget(shard, account), string.match(account, '^conversation:(.*)$')
     if not cid then return end
-    local parent, limit, deleted = unpack(redis.call('HMGET', key, 'parent', 'limit', 'deleted'))
-    if limit or not deleted or redis.call('HEXISTS', shard .. ':ledger:held', cid) == 1
+    local parent, deleted = unpack(redis.call('HMGET', key, 'parent', 'deleted'))
+    if not deleted or limit_of(shard, account) or redis.call('HEXISTS', shard .. ':ledger:held', cid) == 1
       or redis.call('SCARD', key .. ':children') > 0 then return end
     redis.call('HDEL', shard .. ':ledger:lost', cid)
     redis.call('DEL', key .. ':children', key .. ':waiting', key .. ':wanted')
@@ -123,7 +132,7 @@ local function begin_again(shard, cid, account, token)
   if held and held.token >= token then return end  -- the deleted one's owner repeats its request
   if held then lose(shard, cid, held) end
   redis.call('HDEL', shard .. ':ledger:lost', cid)
-  if not store.get(key, 'limit') and redis.call('SCARD', key .. ':children') == 0 then
+  if not limit_of(shard, account) and redis.call('SCARD', key .. ':children') == 0 then
     redis.call('DEL', key)
     return
   end
@@ -165,7 +174,7 @@ end
 -- The current limit and commitments of an account; nil without a limit.
 local function room_of(shard, account)
   local key = budget(shard, account)
-  local limit = store.get(key, 'limit')
+  local limit = limit_of(shard, account)
   if not limit then return nil end
   limit = tonumber(limit) or 0  -- an invalid limit allows nothing
   local reserved = number(key, 'reserved')
@@ -394,26 +403,34 @@ end
 -- returns {'changed', limit or '', woken …} {'other', limit or ''}
 local function change_limit(keys, args)
   local shard, accounts = keys[1], accounts_from(args, 4)
+  local account, limits = accounts[1], shard .. ':limits'
+  store.is_there(shard, limits, 'hash')
   enroll(shard, accounts)
-  local key = budget(shard, accounts[1])
-  local known = store.get(key, 'change') or ''
+  local key, changes = budget(shard, account), 'change ' .. account
+  local known = store.get(limits, changes) or store.get(key, 'change') or ''
   if not string.find(' ' .. known .. ' ', ' ' .. args[1] .. ' ', 1, true) then
-    local limit = store.get(key, 'limit') or ''
+    local limit = limit_of(shard, account) or ''
     if string.sub(args[2], 1, 5) == 'from ' and string.sub(args[2], 6) ~= limit then return reply('other', limit, {}) end
-    redis.call('HSET', key, 'change', string.sub(args[1] .. ' ' .. known, 1, CHANGES_CHARS))
+    known = string.sub(args[1] .. ' ' .. known, 1, CHANGES_CHARS)
     if args[3] == '' then
+      redis.call('HDEL', limits, account, changes)
       redis.call('HDEL', key, 'limit')
-    elseif args[2] == 'add' then
-      redis.call('HINCRBY', key, 'limit', args[3])
+      redis.call('HSET', key, 'change', known)
     else
-      redis.call('HSET', key, 'limit', args[3])
+      redis.call('HSET', limits, changes, known)
+      if args[2] ~= 'add' then redis.call('HSET', limits, account, args[3])
+      else
+        redis.call('HSETNX', limits, account, limit == '' and 0 or limit)
+        redis.call('HINCRBY', limits, account, args[3])
+      end
+      redis.call('HSET', key, 'limit', store.get(limits, account))
     end
   end
-  local limit, chain = store.get(key, 'limit') or '', chain_of(shard, accounts[1])
+  local limit, chain = limit_of(shard, account) or '', chain_of(shard, account)
   local is_listed = limit ~= '' or not store.get(key, 'deleted')
-  redis.call(is_listed and 'SADD' or 'SREM', shard .. ':budgets', accounts[1])
+  redis.call(is_listed and 'SADD' or 'SREM', shard .. ':budgets', account)
   if limit ~= '' then redis.call('PERSIST', key) end
-  drop_deleted(shard, accounts[1])
+  drop_deleted(shard, account)
   return reply('changed', limit, wake(shard, chain, store.now_ms(keys[1])))
 end
 
@@ -425,13 +442,13 @@ local function forget(keys, args)
   local shard, cid, account = keys[1], args[1], args[2]
   local key = budget(shard, account)
   local function is_kept()
-    return store.get(key, 'limit') or store.get(shard .. ':ledger:held', cid) or redis.call('SCARD', key .. ':children') > 0
+    return limit_of(shard, account) or store.get(shard .. ':ledger:held', cid) or redis.call('SCARD', key .. ':children') > 0
   end
   local kept = store.attempt(shard, key, account, is_kept)
   local parent = store.attempt(shard, key, account, store.get, key, 'parent')
   local children = parent and budget(shard, parent) .. ':children'
   -- A kept delegate keeps its parent too; otherwise the accounts above could not be found when its call ends.
-  local is_listed = kept and (store.get(key, 'limit') or string.find(parent or '', '^conversation:'))
+  local is_listed = kept and (limit_of(shard, account) or string.find(parent or '', '^conversation:'))
   if children and not is_listed then store.attempt(shard, children, account, redis.call, 'SREM', children, account) end
   if kept then
     redis.call('HSET', key, 'deleted', '1')

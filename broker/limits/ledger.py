@@ -262,12 +262,34 @@ class Ledger:
         await self._change(account, "add", to_nano(_check_amount(amount_usd)))
         return await self.load_account(account)
 
+    async def move_limits(self) -> int:
+        """Move limits that an earlier version has set to where controllers cannot change them; return how many.
+
+        Idempotent.
+        """
+        moved = 0
+        for account in await self.load_accounts():
+            shard = await self.find_shard(account.name)
+            is_there, copy = await self._store.call_many(
+                [("HEXISTS", shard.limits, account.name), ("HGET", shard.budget(account.name), "limit")]
+            )
+            if copy is not None and not is_there:
+                # An unreadable one stays one: it allows nothing.
+                outcome = await self._change(account.name, b"from " + copy, copy)
+                moved += outcome == "changed"
+        return moved
+
     async def load_account(self, account: str) -> BudgetAccount:
         """Return the current state of an account; an unused one is empty."""
         parse_account(account)
-        key = (await self.find_shard(account)).budget(account)
-        flat, waiting = await self._store.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
+        shard = await self.find_shard(account)
+        key = shard.budget(account)
+        flat, waiting, limit = await self._store.call_many(
+            [("HGETALL", key), ("ZCARD", f"{key}:waiting"), ("HGET", shard.limits, account)]
+        )
         fields = decode_fields(flat)
+        if limit is not None:  # else the copy, from a version that had no other
+            fields["limit"] = limit.decode(errors="backslashreplace")
         return BudgetAccount(
             name=account,
             parent=fields.get("parent", ""),
@@ -334,11 +356,13 @@ class Ledger:
     async def _load_limit(self, account: str) -> bytes:
         """Return a limit exactly as stored; empty if there is none."""
         parse_account(account)
-        key = (await self.find_shard(account)).budget(account)
-        found: bytes | None = await self._store.call("HGET", key, "limit")
-        return found or b""
+        shard = await self.find_shard(account)
+        limit, copy = await self._store.call_many(
+            [("HGET", shard.limits, account), ("HGET", shard.budget(account), "limit")]
+        )
+        return bytes(limit or copy or b"")
 
-    async def _change(self, account: str, how: str | bytes, amount: int | str) -> str:
+    async def _change(self, account: str, how: str | bytes, amount: int | str | bytes) -> str:
         chain = parse_account(account)
         shard = await self.find_shard(account)
         outcome, _ = await self._call_in(shard, "deck_budget_limit", new_key(), how, amount, *chain)

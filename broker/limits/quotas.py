@@ -16,6 +16,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from broker.contract import NAME_PATTERN
 from broker.limits.tenants import TenantRules, TenantTable
 from broker.runtime import UsageError
 
@@ -24,6 +25,7 @@ OWN_KEY = "own"
 
 _FLAT = re.compile(r"[^A-Za-z0-9_.-]+")
 
+MAX_TENANTS = 1_000
 Amount = Annotated[int, Field(ge=1)]
 
 
@@ -32,6 +34,7 @@ class Quota(BaseModel):
 
     Attributes:
         model: its name in conversations. `*` and `?` match; all models that match share one quota.
+        tenants: the tenants whose calls it is for; empty for those of all others too.
         key_env: the environment variable of controller workers that holds the key; None for their default key.
         tokens_per_minute: input and output together, for providers that count both.
         requests_per_day, tokens_per_day: from `day_starts_hour_utc` to the same hour of the next day.
@@ -42,6 +45,7 @@ class Quota(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(min_length=1)
+    tenants: tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...] = Field(default=(), max_length=MAX_TENANTS)
     key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     requests_per_minute: Amount | None = None
     input_tokens_per_minute: Amount | None = None
@@ -88,17 +92,30 @@ class Quota(BaseModel):
 
 
 class QuotaPool(BaseModel):
-    """The keys of one model, which share one queue."""
+    """The keys of one model, which share one queue; for some tenants, or for all."""
 
     model_config = ConfigDict(frozen=True)
 
     model: str
     quotas: tuple[Quota, ...]
+    tenants: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """How listings name it: the model, and behind `@` its tenants."""
+        return f"{self.model}@{','.join(self.tenants)}" if self.tenants else self.model
 
     @property
     def name(self) -> str:
         """The base name of its keys in the store."""
-        return _FLAT.sub("_", self.model.replace("*", "-any-").replace("?", "-one-"))
+        text = self.title
+        for sign, word in (("*", "-any-"), ("?", "-one-"), ("@", "-for-"), (",", "-and-")):
+            text = text.replace(sign, word)
+        return _FLAT.sub("_", text)
+
+    def serves(self, model: str, tenant: str) -> bool:
+        """Return whether it applies to a call."""
+        return (not self.tenants or tenant in self.tenants) and fnmatch.fnmatchcase(model, self.model)
 
     def find_quota(self, key: str) -> Quota:
         """Return the quota of one of its keys."""
@@ -134,10 +151,13 @@ class QuotaTable(BaseModel):
             where = ".".join(str(part) for part in first["loc"])
             complaint = str(first["msg"]).removeprefix("Value error, ")
             raise UsageError(f"The quota table cannot be used: {where}: {complaint}.") from None
-        by_model: dict[str, list[Quota]] = {}
+        by_model: dict[tuple[str, tuple[str, ...]], list[Quota]] = {}
         for quota in entries.quota:
-            by_model.setdefault(quota.model, []).append(quota)
-        pools = tuple(QuotaPool(model=model, quotas=tuple(quotas)) for model, quotas in by_model.items())
+            by_model.setdefault((quota.model, tuple(sorted(quota.tenants))), []).append(quota)
+        pools = tuple(
+            QuotaPool(model=model, quotas=tuple(quotas), tenants=tenants)
+            for (model, tenants), quotas in by_model.items()
+        )
         return cls(pools=pools, tenants=TenantTable(rules=entries.tenants))
 
     @classmethod
@@ -159,12 +179,15 @@ class QuotaTable(BaseModel):
                 remedy="DECKHANDS_QUOTAS is the path of a TOML file, or the table itself.",
             ) from None
 
-    def find_pool(self, model: str) -> QuotaPool | None:
-        """Return the pool of a model; None if it has no quota."""
-        for pool in self.pools:
-            if fnmatch.fnmatchcase(model, pool.model):
-                return pool
-        return None
+    def find_pool(self, model: str, tenant: str) -> QuotaPool | None:
+        """Return the pool of a tenant's calls of a model; None if they have no quota."""
+        return next((pool for pool in self.pools if pool.serves(model, tenant)), None)
+
+    def has_key(self, model: str, key_env: str) -> bool:
+        """Return whether calls of a model, of any tenant, may be made with a key."""
+        tenants = {"", *(tenant for pool in self.pools for tenant in pool.tenants)}
+        pools = {pool.name: pool for tenant in tenants if (pool := self.find_pool(model, tenant)) is not None}
+        return any(quota.key_env == key_env for pool in pools.values() for quota in pool.quotas)
 
 
 class _QuotaFile(BaseModel):
@@ -176,9 +199,18 @@ class _QuotaFile(BaseModel):
     @field_validator("quota")
     @classmethod
     def _keys_are_named_once(cls, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
-        named: set[tuple[str, str]] = set()
+        named: set[tuple[str, tuple[str, ...], str]] = set()
+        for_all: set[str] = set()
         for quota in quotas:
-            if (quota.model, quota.key) in named:
+            one = quota.model, tuple(sorted(quota.tenants)), quota.key
+            if one in named:
                 raise ValueError(f"{quota.model!r} has two entries for {quota.key_env or 'its usual key'}")
-            named.add((quota.model, quota.key))
+            if quota.tenants and quota.model in for_all:
+                raise ValueError(
+                    f"the entry of {quota.model!r} for {', '.join(quota.tenants)} never applies, because one for all "
+                    "tenants is before it"
+                )
+            named.add(one)
+            if not quota.tenants:
+                for_all.add(quota.model)
         return quotas

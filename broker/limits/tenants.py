@@ -12,6 +12,8 @@ import asyncio
 import math
 import re
 import tomllib
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -19,8 +21,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from broker.contract import NAME_PATTERN
 from broker.runtime import UsageError
-from broker.store import Argument, Store
+from broker.store import Argument, Store, decode_fields
 
+POOL_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 OTHER_TENANTS = "*"
 """All tenants without a rule."""
 MEMORY = ":memory"
@@ -35,6 +38,7 @@ class TenantRule(BaseModel):
         weight: its share of scarce capacity, relative to other tenants.
         max_open: maximum number of its unsettled conversations; None for any number.
         submissions_per_minute: maximum number of conversations that may start in a minute; None for any number.
+        pools: pools of tool workers that its conversations may use; None for any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +46,7 @@ class TenantRule(BaseModel):
     weight: float = Field(default=1.0, ge=0.001, le=1000)
     max_open: Annotated[int, Field(ge=1)] | None = None
     submissions_per_minute: Annotated[int, Field(ge=1)] | None = None
+    pools: Annotated[tuple[Annotated[str, Field(pattern=POOL_PATTERN)], ...], Field(min_length=1)] | None = None
 
 
 def _expand_weights(rules: Any) -> Any:
@@ -150,8 +155,45 @@ async def publish_tenants(store: Store, table: TenantTable, memory: float | None
     for name, rule in table.rules.items():
         # Each shard counts only its part of a tenant's starts.
         pace = (rule.submissions_per_minute or 0) / store.shards
-        fields += [name, f"{rule.weight:.6f} {rule.max_open or 0} {math.floor(pace * 1e6) / 1e6:.6f}"]
+        pools = f" {','.join(rule.pools)}" if rule.pools else ""
+        fields += [name, f"{rule.weight:.6f} {rule.max_open or 0} {math.floor(pace * 1e6) / 1e6:.6f}{pools}"]
     if memory is not None:
         fields += [MEMORY, f"{memory:.6f}"]
     shards = store.all_shards
     await asyncio.gather(*(store.call_function("deck_set_tenants", (names.root,), *fields) for names in shards))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStatus:
+    """The rule in force for a tenant, or for all without one (`*`), and how many of its conversations are open.
+
+    Attributes:
+        pools: the pools of tool workers that it may use; empty for any.
+    """
+
+    name: str
+    weight: float
+    max_open: int | None
+    submissions_per_minute: float | None
+    pools: tuple[str, ...]
+    open: int
+
+
+async def load_tenants(store: Store) -> list[TenantStatus]:
+    """Return the rules in force, by name. Unreadable ones are left out; the store treats them as none."""
+    shards = store.all_shards
+    flat = await store.call("HGETALL", shards[0].tenants)
+    rules = {name: rule for name, rule in decode_fields(flat).items() if name != MEMORY}
+    names = sorted(rules)
+    commands = [("ZCARD", shard.open_conversations(name)) for name in names for shard in shards]
+    counts = await store.call_many(commands) if commands else []
+    found = []
+    for at, name in enumerate(names):
+        parts = rules[name].split(" ")
+        with suppress(ValueError, IndexError):
+            weight, max_open, pace = float(parts[0]), int(parts[1]), float(parts[2])
+            pools = tuple(parts[3].split(",")) if len(parts) > 3 else ()
+            open_ones = sum(counts[at * len(shards) : (at + 1) * len(shards)])
+            a_minute = round(pace * len(shards), 3) or None
+            found.append(TenantStatus(name, weight, max_open or None, a_minute, pools, open_ones))
+    return found

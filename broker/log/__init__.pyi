@@ -17,7 +17,7 @@ from .invariants import Violation as Violation, count_duplicate_observations as 
 from .invariants import count_lost_events as count_lost_events, find_violations as find_violations
 from .live_text import LivePiece as LivePiece, LiveText as LiveText
 from .lost_tails import record_gap as record_gap, record_snapshot_gap as record_snapshot_gap
-from .lost_tails import tail_recording_gaps as tail_recording_gaps
+from .lost_tails import record_reported_gap as record_reported_gap, tail_recording_gaps as tail_recording_gaps
 from .selection import SCHEDULED as SCHEDULED, WAITING as WAITING, ConversationQuery as ConversationQuery
 from .selection import IndexPosition as IndexPosition, Selection as Selection, is_any_of as is_any_of
 from .specification import LogViolation as LogViolation, check_log as check_log

@@ -12,8 +12,22 @@ from typing import Any
 
 from broker.contract import ConversationCreated
 from broker.log.append_call import Duplicate
-from broker.runtime import AdmissionRefused
+from broker.runtime import AdmissionRefused, UsageError
 from broker.store import ShardKeys, Store
+
+
+class PoolRefused(UsageError):
+    """A tenant's conversations may not use a pool of tool workers."""
+
+    code = "pool_refused"
+
+    def __init__(self, pool: str, tenant: str, pools: str) -> None:
+        whose = f"of the tenant {tenant}" if tenant else "without a tenant"
+        super().__init__(
+            f"Conversations {whose} may not use the pool {pool!r} of tool workers.",
+            remedy=f"Use one of its pools: {', '.join(pools.split(','))}. DECKHANDS_TENANTS of the controller workers "
+            "lists them.",
+        )
 
 
 def raise_refusal(reply: list[Any]) -> None:
@@ -21,8 +35,11 @@ def raise_refusal(reply: list[Any]) -> None:
 
     Raises:
         AdmissionRefused: the conversation may not start now.
+        PoolRefused: its tenant may not use its pool of tool workers.
     """
     match reply:
+        case ["pool", pool, tenant, pools]:
+            raise PoolRefused(_text(pool), _text(tenant), _text(pools))
         case ["refused", reason, tenant, used, limit, retry_ms]:
             raise AdmissionRefused(_text(reason), _text(tenant), used, limit, retry_ms / 1000)
 

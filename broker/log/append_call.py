@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any, Literal, NamedTuple
 
 import msgpack
@@ -21,6 +22,9 @@ from broker.store import Argument, Store
 Condition = Literal["", "message:", "message:enqueue", "message:reject", "message:interrupt", "expire"]
 """The condition of a producer's append. `message:<policy>`: the policy accepts a message now; without one, the
 conversation's policy applies. `expire`: the conversation is scheduled."""
+
+SEED_BYTES = 16
+"""Of the randomness from which the capabilities of actions are made, see results.lua."""
 
 STARTS_WORK: Condition = "message:enqueue"
 """The condition of an append that starts work and is never refused."""
@@ -109,12 +113,16 @@ class ToolWriter(NamedTuple):
     Attributes:
         place: the action's entry to acknowledge, `<stream>|<entry>`; or empty.
         checksum: checksum of the action; empty to accept any event with its id.
+        fingerprint: of the action, as workspace hosts know it; or empty.
+        has_used: whether the action has read or changed the workspace.
     """
 
     worker_id: str
     action_id: int
     place: str
     checksum: str
+    fingerprint: str = ""
+    has_used: bool = True
 
     def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
@@ -124,6 +132,8 @@ class ToolWriter(NamedTuple):
             "action": str(self.action_id),
             "checksum": self.checksum,
         }
+        named |= {"fingerprint": self.fingerprint} if self.fingerprint else {}
+        named |= {} if self.has_used else {"uses": False}
         return named | ({"place": self.place} if self.place else {})
 
 
@@ -189,6 +199,8 @@ def make_append_arguments(
             this check.
     """
     named = writer.to_arguments() | {"events": [entry.to_arguments() for entry in entries]}
+    if any(entry.dispatch for entry in entries):
+        named["seed"] = token_hex(SEED_BYTES)
     named |= {"cancels": [str(action) for action in cancels]} if cancels else {}
     named |= {"fields": [str(part) for field in fields.items() for part in field]} if fields else {}
     named |= {} if secrets is None else {"secrets": secrets.number, "sample": secrets.sample}

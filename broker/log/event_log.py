@@ -12,9 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from broker.contract import ConversationCreated, Event, Ownership, StartWindow, codec, replace_surrogates
+from broker.contract import (
+    ConversationCreated,
+    Event,
+    Ownership,
+    StartWindow,
+    WorkspaceSpec,
+    WorkspaceUse,
+    codec,
+    replace_surrogates,
+)
 from broker.log.admission import count_open_elsewhere, raise_refusal
 from broker.log.append_call import (
     Appended,
@@ -35,7 +45,7 @@ from broker.log.append_call import (
 )
 from broker.log.blobs import Blobs, split_into_chunks
 from broker.log.entries import NewEvents, find_cipher_of, find_reader, is_first_entry, parse_entry
-from broker.log.follower import LogFollower
+from broker.log.follower import LogFollower, check_event_exists
 from broker.log.status import make_copied_fields, make_initial_fields
 from broker.runtime import (
     Acks,
@@ -44,6 +54,7 @@ from broker.runtime import (
     EventsLost,
     ShardsRaised,
     StoreError,
+    StoreMisconfigured,
     UnknownConversation,
     UsageError,
     check_conversation_id,
@@ -79,6 +90,19 @@ class MaskedEvents:
     def is_masked(self, position: int, masker: Masker) -> bool:
         """Return whether these include the event at a position of the append, masked with the same secrets."""
         return position < len(self.events) and masker.values == self.masker.values
+
+
+@dataclass(frozen=True, slots=True)
+class NotedAction:
+    """An action of a log, as it is noted beside the log.
+
+    Attributes:
+        checksum: of its entry; empty if an earlier version has settled it.
+        fingerprint: as workspace hosts know it; empty until it is settled, and if no tool worker has settled it.
+    """
+
+    checksum: str
+    fingerprint: str
 
 
 NO_MASKED_EVENTS = MaskedEvents((), NO_MASKER)
@@ -212,20 +236,29 @@ class EventLog:
         return outcome
 
     async def append_observation(
-        self, conversation_id: str, observation: Event, *, worker_id: str, place: str = "", checksum: str = ""
+        self,
+        conversation_id: str,
+        observation: Event,
+        *,
+        worker_id: str,
+        place: str = "",
+        checksum: str = "",
+        fingerprint: str = "",
     ) -> Appended | Duplicate | Closed:
         """Append the observation of the action `observation.cause`, as a tool worker. An action gets exactly one.
 
         Args:
             place: the action's entry, `<stream>|<entry>`. It is acknowledged in the same step, whatever the outcome.
             checksum: checksum of the action that ran; empty to accept any event with its id.
+            fingerprint: of the action that ran, as workspace hosts know it; see `find_action`.
 
         Raises:
             EventsLost: the log does not hold that action.
         """
         cause = observation.cause
         assert cause is not None
-        writer = ToolWriter(worker_id, cause, place, checksum)
+        has_used = observation.workspace_use is not WorkspaceUse.NONE
+        writer = ToolWriter(worker_id, cause, place, checksum, fingerprint, has_used)
         outcome = await self._append(conversation_id, writer, [observation], answers={0: cause})
         if isinstance(outcome, Lost):
             raise EventsLost(conversation_id, outcome.last_id, cause, checksum)
@@ -392,6 +425,65 @@ class EventLog:
         """Return how often the workspace was moved away from a lost node."""
         meta = (await self.store.locate(conversation_id)).meta
         return int(await self.store.call("HGET", meta, "moves") or 0)
+
+    async def load_tenant(self, conversation_id: str) -> str:
+        """Return the tenant of a conversation; empty if it has none."""
+        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "tenant")
+        return (found or b"").decode(errors="backslashreplace")
+
+    async def load_workspace(self, conversation_id: str) -> WorkspaceSpec:
+        """Return the workspace of a conversation, as in its first event."""
+        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "workspace")
+        return WorkspaceSpec.model_validate_json(found or b"{}")
+
+    async def load_origin(self, conversation_id: str) -> str:
+        """Return what a conversation was forked from, as in its first event; empty if it is no fork."""
+        meta = self.store.keys(conversation_id).meta
+        used, origin = await self.store.call("HMGET", meta, "used", "forked_from")
+        if used is None:  # created by an earlier version, which has not noted it
+            with suppress(StoreMisconfigured):  # a tool worker may not read the log
+                created = (await self.read(conversation_id, until=1))[0]
+                return (isinstance(created, ConversationCreated) and created.forked_from) or ""
+        return (origin or b"").decode(errors="backslashreplace")
+
+    async def is_workspace_used(self, conversation_id: str) -> bool:
+        """Return whether an event has read or changed the workspace, or may have."""
+        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "used")
+        return bool(found != b"0")
+
+    async def find_action(self, conversation_id: str, action_id: int) -> NotedAction | None:
+        """Return what the store has noted of an action; None if it knows of no such action."""
+        names = self.store.keys(conversation_id)
+        fields = (f"k:{action_id}", f"o:{action_id}")
+        last_id, (dispatched, settled) = await self.store.call_many(
+            [("HGET", names.meta, "last_id"), ("HMGET", names.once, *fields)]
+        )
+        if last_id is None:
+            raise UnknownConversation(conversation_id)
+        if dispatched is not None:
+            return NotedAction(dispatched.decode(errors="replace"), "")
+        if settled is None:
+            return None
+        noted: list[str] = settled.decode(errors="replace").split(":")[2:]
+        return NotedAction(*[*noted, "", ""][:2])
+
+    async def check_action(self, conversation_id: str, action_id: int, checksum: str) -> None:
+        """Check that the log still holds an action, without reading the log if the store has noted the action.
+
+        Raises:
+            EventsLost: the log does not hold it.
+            UnknownConversation: the conversation does not exist, or was deleted.
+        """
+        noted = await self.find_action(conversation_id, action_id)
+        if noted is not None and noted.checksum:
+            is_there = noted.checksum == checksum
+        else:
+            is_there = noted is not None
+            with suppress(StoreMisconfigured):  # a tool worker may not read the log
+                await check_event_exists(self.store, conversation_id, action_id, checksum)
+                is_there = True
+        if not is_there:
+            raise EventsLost(conversation_id, await self.load_last_id(conversation_id), action_id, checksum)
 
     async def is_answered(self, conversation_id: str, action_id: int) -> bool:
         """Return whether an action has its observation, or can never get one because its conversation is gone."""

@@ -11,6 +11,7 @@ Keys: the field `gap` of `deck:{k}:c:<id>:meta`.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,10 +19,13 @@ from typing import cast
 
 from broker.contract import Event, EventsLostObservation, codec
 from broker.log.append_call import Closed
-from broker.log.event_log import EventLog
-from broker.runtime import EventsLost, UnknownConversation
+from broker.log.event_log import EventLog, NotedAction
+from broker.runtime import DeckhandsError, EventsLost, UnknownConversation
 from broker.store import Store
 
+_log = logging.getLogger(__name__)
+
+CHECKSUM_DIGITS = 8
 ENDED = "event {known} had been written, and the log ended at event {last}."
 CHANGED = "event {known} was a different event before."
 NAMED = re.compile(rb"(\d{1,18}):(\d{1,18})")
@@ -61,6 +65,29 @@ async def record_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int
     except UnknownConversation:
         return 0
     return 0 if isinstance(outcome, Closed) else outcome.last_id
+
+
+async def record_reported_gap(log: EventLog, conversation_id: str, gap: str) -> None:
+    """Record a loss that a tool worker has reported, if the log does not hold the action. Never raises.
+
+    Args:
+        gap: `<action>:<checksum or fingerprint>`. A tool worker may forge it: what the log holds is not recorded.
+    """
+    text, _, mark = gap.partition(":")
+    try:
+        known_id = int(text)
+        last_id = await log.load_last_id(conversation_id)
+        noted = await log.find_action(conversation_id, known_id) if known_id <= last_id else None
+        if noted is not None and (mark in ("", noted.checksum) or _may_be(noted, mark)):
+            return
+        await record_gap(log, EventsLost(conversation_id, last_id, known_id, mark), noticed_by="a tool worker")
+    except (DeckhandsError, ValueError) as error:
+        _log.warning("a loss that was reported for %s is not recorded: %s", conversation_id, error)
+
+
+def _may_be(noted: NotedAction, mark: str) -> bool:
+    """Return whether a fingerprint may be that of an action; the store knows none until the action is settled."""
+    return len(mark) != CHECKSUM_DIGITS and noted.fingerprint in ("", mark)
 
 
 async def tail_recording_gaps(

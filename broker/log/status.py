@@ -27,6 +27,7 @@ from broker.contract import (
     MessageAction,
     ModelReply,
     RecallAction,
+    WorkspaceUse,
     is_settled,
     priority_of,
 )
@@ -126,6 +127,8 @@ def make_initial_fields(created: ConversationCreated, node: str) -> dict[str, st
     found |= {"workspace": created.workspace.model_dump_json()}
     found |= {"is_movable": "1"} if created.workspace.path is None else {}
     found |= {"node": node} if node else {}
+    # Tool workers may not read the log; see `EventLog.load_origin` and `is_workspace_used`.
+    found |= {"used": "0"} | ({"forked_from": created.forked_from} if created.forked_from else {})
     found |= dict(_make_label_fields(created.labels)) if created.labels else {}
     found |= {"class": str(priority_of(created.tenancy, is_headless=created.headless).rank)}
     if created.tenancy is not None and created.tenancy.tenant:
@@ -168,7 +171,9 @@ def make_copied_fields(created: ConversationCreated, events: Sequence[Event]) ->
         created: its first event; also a copy if it has a timestamp.
         events: the events after it.
     """
-    return make_index_fields(events) | {"copied": f"{2 if created.timestamp is None else 1}:{len(events) + 1}"}
+    copied = f"{2 if created.timestamp is None else 1}:{len(events) + 1}"
+    is_used = any(event.workspace_use is not WorkspaceUse.NONE for event in events)
+    return make_index_fields(events) | {"copied": copied, "used": str(int(is_used))}
 
 
 def find_copied_ids(about: Mapping[str, str]) -> range:

@@ -131,6 +131,14 @@ class BrokerSettings:
     retention: Annotated[
         str, Field(description="the TOML file with the retention of conversations in the store; empty: for ever")
     ] = ""
+    operations_days: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=36_500,
+            description="how many days the record of operations keeps an entry; 0: for ever; read by jobs workers",
+        ),
+    ] = 400
     webhook_private: Annotated[str, Field(description="private networks that webhooks may reach, separated by `,`")] = (
         ""
     )

@@ -32,6 +32,7 @@ READING = frozenset(
     {
         *(
             "CLIENT",
+            "COMMAND",
             "CONFIG",
             "EXISTS",
             "FCALL_RO",

@@ -54,8 +54,14 @@ _DEMOTED = ("READONLY", "UNBLOCKED force unblock", "MASTERDOWN")
 _UNAVAILABLE = (*_DEMOTED, "UNBLOCKED", "LOADING", "MISCONF", "OOM", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY ")
 _LOGIN_REFUSED = ("NOAUTH", "WRONGPASS", "ERR invalid password", "ERR AUTH")
 _REFUSED = (*_LOGIN_REFUSED, "NOPERM")
-_UNSUPPORTED = re.compile(r"ERR unknown command [`']?(FUNCTION|FCALL|INFO|X[A-Z]+)\b", re.IGNORECASE)
-"""The reply of a server without functions or streams."""
+NEEDED_COMMANDS = ("FUNCTION", "FCALL", "XADD", "XREADGROUP", "XAUTOCLAIM")
+"""Commands that a proxy or a managed service may lack. Without one of them, no worker can use it."""
+_UNSUPPORTED = re.compile(
+    r"ERR\b.*\b(?:unknown|unsupported|unimplemented|not (?:supported|available|allowed|implemented)|disabled)\b",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(r"(?<![\w-])[`'\"]?(FUNCTION|FCALL|INFO|WAIT|WAITAOF|X[A-Z]+)(?:\|[A-Z]+)?\b(?!-)", re.IGNORECASE)
+"""Parts of the reply of a server without functions, streams or confirmations: that it refuses, and what."""
 _ELSEWHERE = ("MOVED ", "ASK ", "CROSSSLOT")
 
 WRONG_TYPE_PREFIX = "WRONGTYPE"
@@ -613,6 +619,23 @@ def decode_fields(flat: Sequence[bytes]) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=False))
 
 
+def make_missing_command(name: str, answer: str) -> StoreMisconfigured:
+    """Return the error about a server without a command.
+
+    Args:
+        answer: what the server says, as the rest of a sentence that it begins.
+    """
+    needs, remedy = "functions and streams", "Use Valkey, or Redis 7.0 or newer, itself"
+    if name in ("WAIT", "WAITAOF"):
+        needs = f"{name} to confirm writes (DECKHANDS_ACKS)"
+        remedy = f"Use {'Valkey, or Redis 7.2' if name == 'WAITAOF' else 'Valkey, or Redis 7.0'} or newer, itself"
+        remedy += ", or set DECKHANDS_ACKS=local"
+    return StoreMisconfigured(
+        f"The store's server does not know the command {name}: it {answer}.",
+        remedy=f"{remedy}. Deckhands needs {needs}, which proxies and managed services may lack.",
+    )
+
+
 def check_reply(reply: Any) -> Any:
     """Return a reply, or raise it if it is an error.
 
@@ -635,10 +658,6 @@ def check_reply(reply: Any) -> Any:
         raise StoreMisconfigured(CLUSTER, remedy=CLUSTER_REMEDY)
     if text.startswith(_REFUSED):
         raise StoreMisconfigured(f"The store refused the login or a permission: {text}", remedy="Check DECKHANDS_URL.")
-    if found := _UNSUPPORTED.match(text):
-        raise StoreMisconfigured(
-            f"The store's server does not know the command {found[1].upper()}.",
-            remedy="Use Valkey, or Redis 7.0 or newer, itself. Deckhands needs functions and streams, which proxies "
-            "and managed services may lack.",
-        )
+    if _UNSUPPORTED.match(text) and (found := _NAMED.search(text.partition(", with args")[0])):
+        raise make_missing_command(found[1].upper(), f"answers {text!r}")
     raise StoreRefused(f"The store answered: {text}")

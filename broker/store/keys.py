@@ -53,7 +53,7 @@
     deck:{0}:keys:uploads:<sha256> zset     an hour        uploaded files of a tenant without a conversation
     deck:{0}:data_keys             hash     forever        id → the data key of a tenant, encrypted; see encryption
     deck:{0}:mcp_tokens            hash     until removed  MCP server → its login, encrypted; see mcp_login
-    deck:{0}:operations:record     list     forever        operations through the server: author and reason (JSON)
+    deck:{0}:operations:record     list     400 days       operations through the server: author and reason (JSON)
     deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
     deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
@@ -62,8 +62,9 @@
     deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
     deck:{k}:act:interactive:<r>   stream   trimmed        the same, of interactive conversations
     deck:{k}:quota:<pool>:…        several  forever        quotas and the queues for them, see governor.lua
-    deck:{k}:budget:<account>      hash     forever        limit, spent, reserved; of a conversation with the log
+    deck:{k}:budget:<account>      hash     forever        spent, reserved; of a conversation with the log
     deck:{k}:budget:<account>:…    several  as the account the accounts below it, and waiting calls; see ledger.lua
+    deck:{k}:limits                hash     until removed  account → its limit; and the keys of its latest changes
     deck:{k}:budgets               set      forever        accounts of tenants and experiments, or with a limit
     deck:{k}:ledger:…              several  forever        budgets reserved for calls in flight
     deck:{0}:notes:<t>/<u>/<p>     hash     until erased   notes of one notebook, by id
@@ -72,6 +73,8 @@
     deck:{k}:c:<id>:events         stream   forever        the log
     deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, fields shown by `ls`
     deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions; remote_work
+    deck:{k}:c:<id>:results        stream   until settled  observations that tool workers may not add to the log
+    deck:{k}:c:<id>:grants         hash     until settled  action → the capability to report its observation
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
     deck:{k}:c:<id>:caller         hash     with the log   the waiting caller, and its reply
     deck:{k}:c:<id>:caller:lock    string   half a minute  the ingress that sends the reply
@@ -312,6 +315,11 @@ class ShardKeys:
     def budget(self, account: str) -> str:
         """The hash of a budget; it is in the shard of its tenant."""
         return f"{self.root}:budget:{account}"
+
+    @property
+    def limits(self) -> str:
+        """The limits of accounts, which controllers read and do not write."""
+        return f"{self.root}:limits"
 
     @property
     def budgets(self) -> str:

@@ -47,6 +47,11 @@ function store.with_acks(reply, acks)
   return reply
 end
 
+-- Whether the caller may run a command. Unlike an attempt, this leaves nothing in the server's log of refused commands.
+function store.may(...)
+  return not redis.acl_check_cmd or redis.acl_check_cmd(...)
+end
+
 -- A deadline of 0 means that the worker is being removed. This is final: it must not return without some of its work.
 function store.alive(shard, worker)
   local deadline = redis.call('ZSCORE', shard .. ':workers', worker)

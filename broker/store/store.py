@@ -39,7 +39,15 @@ from broker.runtime import (
 from broker.store import keys
 from broker.store.cluster import ClusterConnection, connect
 from broker.store.confirmation import NO_REPLICA_REMEDY, find_demand
-from broker.store.connection import CLUSTER, WRONG_TYPE_PREFIX, Argument, Connection, decode_fields
+from broker.store.connection import (
+    CLUSTER,
+    NEEDED_COMMANDS,
+    WRONG_TYPE_PREFIX,
+    Argument,
+    Connection,
+    decode_fields,
+    make_missing_command,
+)
 from broker.store.encryption import NO_MASTER_KEYS, SETTINGS, Encryption, MasterKeys
 from broker.store.function_library import UNCHANGING_FUNCTIONS, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
@@ -455,9 +463,29 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
 
 async def _check_server(connection: Connection, acks: Acks) -> tuple[str, ...]:
     """Raise if the server, or a primary of the cluster, cannot be used; else return warnings, each once."""
-    each = await load_all_server_facts(connection)
+    each, _ = await asyncio.gather(  # one round trip
+        load_all_server_facts(connection), _require_commands(connection, acks)
+    )
     warnings = [one for facts in each for one in _check_facts(facts, acks, is_cluster=connection.is_cluster)]
     return tuple(dict.fromkeys(warnings))
+
+
+async def _require_commands(connection: Connection, acks: Acks) -> None:
+    """Raise StoreMisconfigured if the server says that it lacks a command; a server that does not say is trusted."""
+    confirming = {"local": (), "disk": ("WAITAOF",), "replica": ("WAIT",)}[acks]
+    needed = (*NEEDED_COMMANDS, *confirming)
+    try:
+        known = await connection.call("COMMAND", "INFO", *needed)
+    except StoreRefused:
+        return
+    except StoreMisconfigured as error:
+        if "NOPERM" not in error.message:
+            raise
+        return
+    if isinstance(known, list) and len(known) == len(needed):
+        for name, about in zip(needed, known, strict=True):
+            if not about:
+                raise make_missing_command(name, f"has none of this name, says `COMMAND INFO {name}`")
 
 
 def _check_facts(facts: dict[str, str], acks: Acks, *, is_cluster: bool) -> tuple[str, ...]:

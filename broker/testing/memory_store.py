@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from hashlib import sha1
 from typing import Any
 
 import msgpack
@@ -163,7 +164,7 @@ class LuaLibrary:
         self.functions: dict[bytes, Any] = {}
         self._call = call
         self._lua = lupa.lua51.LuaRuntime(encoding=None, register_eval=False)
-        redis = {b"call": self._redis_call, b"pcall": self._redis_pcall}
+        redis = {b"call": self._redis_call, b"pcall": self._redis_pcall, b"sha1hex": _hash_text}
         redis[b"register_function"] = self.functions.__setitem__
         self._lua.globals()[b"redis"] = self._lua.table_from(redis)
         self._lua.globals()[b"cmsgpack"] = self._lua.table_from({b"unpack": self._unpack})
@@ -267,6 +268,10 @@ class MemoryConnection:
         for future in list(self._blocked):
             if not future.done():
                 future.set_exception(OutcomeUnknown("The connection to the store was closed before the reply."))
+
+
+def _hash_text(text: bytes) -> bytes:
+    return sha1(text, usedforsecurity=False).hexdigest().encode()
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:

@@ -29,7 +29,7 @@ from broker.coordination import (
     WorkerMailbox,
 )
 from broker.limits import publish_tenants
-from broker.log import EventLog, expire
+from broker.log import EventLog, expire, record_reported_gap
 from broker.runtime import (
     OwnershipLost,
     StoreError,
@@ -167,7 +167,7 @@ class ControllerSession:
                 UNPRICED_MODELS: "\n".join(
                     services.models.list_unpriced(filter(None, settings.variables.priced_models.split(",")))
                 ),
-                "quotas": "\n".join(pool.model for pool in services.quotas.pools[:QUOTAS_NAMED]),
+                "quotas": "\n".join(pool.title for pool in services.quotas.pools[:QUOTAS_NAMED]),
                 "plugins": ",".join(f"{group}:{name}" for group, names in list_plugins().items() for name in names),
                 "ignored_settings": "\n".join(find_ignored_variables(settings.model_env)[:IGNORED_NAMED]),
                 "interactive": "1",
@@ -319,6 +319,8 @@ class ControllerSession:
             while True:
                 for conversation_id, carried in (await mailbox.read()).items():
                     await self._wake(conversation_id, carried)
+                for conversation_id, gap in mailbox.take_gaps().items():
+                    await record_reported_gap(self._services.log, conversation_id, gap)
         finally:
             await mailbox.aclose()
 

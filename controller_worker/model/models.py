@@ -334,8 +334,7 @@ class Models:
         for name in ("", *self._profiles.names):
             with contextlib.suppress(UsageError):  # an unusable entry gets no key
                 other = self._profiles.load_config(name)
-                pool = self._quotas.find_pool(other.model)
-                if pool is not None and any(quota.key_env == key_env for quota in pool.quotas):
+                if self._quotas.has_key(other.model, key_env):
                     addresses.add(find_address(other))
         if len(addresses) > 1:
             raise LLMConfigError(

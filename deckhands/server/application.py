@@ -15,6 +15,7 @@ from broker.runtime import SYSTEM_CLOCK
 from deckhands.server import (
     cluster,
     conversations,
+    encryption,
     evaluations,
     events,
     files,
@@ -55,6 +56,7 @@ ROUTERS = (
     files.routes,
     files.uploads,
     schedules.routes,
+    encryption.routes,
     evaluations.routes,
     webhooks.routes,
     chat.routes,

@@ -22,12 +22,17 @@ from deckhands.server.auth.idempotency import IdempotentRequests
 from deckhands.server.auth.operations import Operations
 from deckhands.server.auth.tickets import Tickets
 from deckhands.server.auth.uploads import Uploads
+from deckhands.server.shares import Held, Turns
 
 DEFAULT_PORT = 8_900
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 Refusal = tuple[str, str]
 """A status, and why the request was refused before it reached the application; empty if it reached it."""
+
+
+REQUESTS_AT_ONCE = 4
+"""How many short requests of a tenant are worked on at the same time; each takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,10 @@ class ServerOptions:
         head_seconds: time limit for the head of a request; `body_seconds`: for its body, unless it is a file.
         slow_seconds: how long a reader of a stream may read nothing while there is something to read.
         quiet_seconds: after this time without an event, a stream sends a keep-alive and checks its key again.
-        max_streams: how many streams may be open at once.
+        max_streams: how many streams and waiting requests may be open at once.
+        max_transfers: how many files may be on their way at once, up or down.
+        max_connections: how many connections may be open at once.
+        tenant_percent: how many of a hundred streams, transfers and connections one tenant may have.
         openhands: whether it also speaks the API of OpenHands' agent server.
         needs_match: whether changes need `If-Match`, so that no client overwrites changes it has not seen.
     """
@@ -57,6 +65,9 @@ class ServerOptions:
     slow_seconds: float = 30.0
     quiet_seconds: float = 15.0
     max_streams: int = 5_000
+    max_transfers: int = 64
+    max_connections: int = 10_000
+    tenant_percent: int = 50
     needs_match: bool = False
     openhands: bool = False
 
@@ -121,6 +132,8 @@ class Gateway:
         follower: for streams; it waits until the store is back.
         exposition: the metrics of the cluster and of this server.
         streams: the open streams and long-polling requests, with their keys.
+        turns: those of short requests.
+        transfers: the files in transfer; `connections`: those with a request that had a key.
         refusals: the number of requests answered with an error, by status and reason.
         is_stopping: set when the server starts to shut down.
     """
@@ -137,6 +150,9 @@ class Gateway:
     uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
     streams: dict[object, ApiKey] = field(init=False, default_factory=dict)
+    transfers: Held = field(init=False)
+    connections: Held = field(init=False)
+    turns: Turns = field(init=False, default_factory=lambda: Turns(REQUESTS_AT_ONCE))
     refusals: Counter[Refusal] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
@@ -149,6 +165,8 @@ class Gateway:
             "repeated": IdempotentRequests(self.store),
             "operations": Operations(self.store),
             "uploads": Uploads(self.store),
+            "transfers": Held("transfers", self.options.max_transfers, self.options.tenant_percent),
+            "connections": Held("connections", self.options.max_connections, self.options.tenant_percent),
             "exposition": Exposition(self.store, own=self._figures, sees_inbox=False),
         }
         for name, part in made.items():

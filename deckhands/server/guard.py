@@ -33,6 +33,8 @@ STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
 FORM = re.compile(r"/api/(conversations/[^/]+/)?file/upload")
 """The route of OpenHands that takes a file as a part of a form."""
+SHORT = re.compile(r"/conversations(/[^/]+(/(messages|events|events/\d+))?)?")
+"""Requests that wait for nothing but the store. Those of one tenant take turns, however many it sends at a time."""
 UPLOAD = re.compile(r"/uploads/[^/]+")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 """The bodies of all other requests are ignored."""
@@ -79,13 +81,20 @@ class Guard:
                 pass  # its first message has the key; see `openhands.sockets`
             elif scope["path"] not in PUBLIC:
                 principal = await self._principal(scope, headers)
-                scope.setdefault("state", {})["principal"] = principal
+                state = scope.setdefault("state", {})
+                state["principal"] = principal
                 if scope["type"] == "http":
+                    if (connection := state.get("connection")) is not None:  # a WebSocket counts as a stream
+                        self._gateway.connections.hold(connection, principal.tenant)
                     receive = await self._check_body(scope, headers, receive, principal.key.body_bytes)
             elif scope["type"] == "http":
                 receive = await self._check_body(scope, headers, receive, DEFAULT_BODY_BYTES)
         except DeckhandsError as error:
             await _refuse(error, scope, receive, send)
+            return
+        if scope["type"] == "http" and SHORT.fullmatch(scope["path"]) and "principal" in scope.get("state", {}):
+            async with self._gateway.turns.take(scope["state"]["principal"].tenant):
+                await self._app(scope, receive, _with_headers(send))
             return
         await self._app(scope, receive, _with_headers(send))
 

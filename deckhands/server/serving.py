@@ -42,6 +42,7 @@ BARE_LF = re.compile(rb"(?<!\r)\n")
 BACKLOG = 2_048
 COLLECTED = (10_000, 20, 50)
 """Thresholds of the garbage collector: new objects, then collections of the younger generation before an older one."""
+CROWDED = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 2\r\nContent-Length: 0\r\n\r\n"
 TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 _log = logging.getLogger(__name__)
@@ -80,12 +81,12 @@ class _StrictConnection(h11.Connection):
         return event
 
 
-def make_protocol(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Protocol]:
+def make_protocol(gateway: Gateway) -> type[H11Protocol]:
     """Return the protocol class of connections, with a time limit for the head of a request.
 
-    Args:
-        refusals: counts the requests refused here.
+    Connections and requests that are refused here are counted in the gateway's refusals.
     """
+    head_seconds, refusals = gateway.options.head_seconds, gateway.refusals
 
     class Connection(H11Protocol):
         """One connection."""
@@ -100,6 +101,11 @@ def make_protocol(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Start the time limit of the first head."""
             super().connection_made(transport)
+            if len(self.connections) > gateway.options.max_connections:
+                refusals["503", "too_many_connections"] += 1
+                transport.write(CROWDED)
+                transport.close()
+                return
             self._timer = self.loop.call_later(head_seconds, self._give_up)
 
         def data_received(self, data: bytes) -> None:
@@ -107,7 +113,7 @@ def make_protocol(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
             super().data_received(data)
             if self.scope is not None and self.scope is not self._seen:
                 self._seen = self.scope
-                self.scope.setdefault("state", {})["abort"] = self.transport.abort
+                self.scope.setdefault("state", {}).update(abort=self.transport.abort, connection=self)
                 self._stop_timer()
             elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
                 self._timer = self.loop.call_later(head_seconds, self._give_up)
@@ -126,6 +132,7 @@ def make_protocol(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
         def connection_lost(self, exc: Exception | None) -> None:
             """Stop the time limit."""
             self._stop_timer()
+            gateway.connections.release(self)
             super().connection_lost(exc)
 
         def _stop_timer(self) -> None:
@@ -207,7 +214,7 @@ def make_server(gateway: Gateway) -> GatewayServer:
         with_guard(gateway),
         host=options.host,
         port=options.port,
-        http=make_protocol(options.head_seconds, gateway.refusals),
+        http=make_protocol(gateway),
         ws=make_socket_protocol(gateway.refusals),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,

@@ -20,6 +20,7 @@ from deckhands.client import Client, Tally, has_ended, load_quoted_texts
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import count_chars, event_json
 from deckhands.server.problems import RETRY_SECONDS, Problem, to_problem
+from deckhands.server.shares import count_share, make_share_problem
 
 QUEUED = 100
 """How many items are read ahead of the reader."""
@@ -236,7 +237,7 @@ class EventStream:
 def check_stream_limits(gateway: Gateway, principal: Principal) -> None:
     """Check the limits on open streams and long-polling requests.
 
-    The last of them are for tenants that have few: a tenant alone may open most of them, and none all.
+    A tenant has a share of them. The last are for tenants that have few, so that several tenants together leave some.
 
     Raises:
         Problem: too many are open, of this key, of its tenant or of all.
@@ -256,6 +257,8 @@ def check_stream_limits(gateway: Gateway, principal: Principal) -> None:
         )
     most = gateway.options.max_streams
     own = sum(other.tenant == key.tenant for other in gateway.streams.values())
+    if own >= count_share(most, gateway.options.tenant_percent):
+        raise make_share_problem("streams", own)
     if most - len(gateway.streams) <= most // RESERVED_PART and own >= max(1, most // FEW_PART):
         raise Problem(
             429,

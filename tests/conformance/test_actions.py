@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ToolCallAction
+from broker.contract.codec import checksum_of
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.observations import ToolCallObservation
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, ControlDelivery, NothingToDo
@@ -312,7 +313,8 @@ async def test_only_the_holder_of_an_action_marks_it(store: Store, queue: Queue)
     await log.append_observation(CID, output(2), worker_id="t1", place=delivery.location)
     assert not await holder.mark(delivery, is_acting=False)
     left = await store.connection.call("HGETALL", store.keys(CID).once)
-    assert left == [b"create:begin", b"1:1", b"o:2", b"3:3"]
+    checksum = checksum_of(await log.load_entry(CID, 2)).encode()
+    assert left == [b"create:begin", b"1:1", b"o:2", b"3:3:" + checksum]
 
 
 async def test_pool_action_runs_in_its_pool_without_binding_a_workspace(store: Store, queue: Queue) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import os
@@ -377,6 +378,36 @@ async def test_a_recreated_conversation_is_written_with_its_new_key(opened: Open
     await begin(store, CID, "shop", "two")
     await EventLog(other).append(CID, [message("three")])  # it still knows the key of the deleted one
     assert [event.content for event in (await EventLog(store).read(CID))[1:]] == ["two", "three"]
+
+
+async def test_creators_at_the_same_moment_use_one_key_of_a_new_tenant(opened: Open) -> None:
+    stores = [await opened() for _ in range(4)]
+    for number in range(25):
+        tenant = f"tenant-{number}"
+        ids = [f"{tenant}-{at}" for at in range(len(stores))]
+        await asyncio.gather(
+            *(begin(store, cid, tenant, "first") for store, cid in zip(stores, ids, strict=True)),
+            return_exceptions=False,
+        )
+        metas = [await stores[0].call("HGET", stores[0].keys(cid).meta, "data_key") for cid in ids]
+        assert len(set(metas)) == 1
+        assert [len(await EventLog(stores[-1]).read(cid)) for cid in ids] == [2] * len(ids)
+    tenants = [record.tenant for record in await stores[0].encryption.list_keys()]
+    assert sorted(tenants) == sorted(f"tenant-{number}" for number in range(25))
+
+
+async def test_a_key_deleted_while_others_create_is_made_anew(opened: Open) -> None:
+    creators, deleter = [await opened() for _ in range(3)], await opened()
+    await begin(deleter, "known")
+    ids = [f"c-{number}" for number in range(30)]
+    await asyncio.gather(
+        *(begin(creators[at % 3], cid) for at, cid in enumerate(ids)), deleter.encryption.delete_key("acme")
+    )
+    (record,) = await deleter.encryption.list_keys()
+    metas = [await deleter.call("HGET", deleter.keys(cid).meta, "data_key") for cid in ids]
+    late = [cid for cid, key in zip(ids, metas, strict=True) if key == record.key_id.encode()]
+    reader = await opened()
+    assert [len(await EventLog(reader).read(cid)) for cid in late] == [1] * len(late)
 
 
 async def test_all_processes_use_one_key_for_a_tenant(opened: Open) -> None:

@@ -37,7 +37,7 @@ class Callers:
         return cls(store, limited(store, **limits))
 
     def __init__(self, store: Store, made: Governor, *, model: str = "acme/large") -> None:
-        pool = made.find_pool(model)
+        pool = made.find_pool(model, "")
         assert pool is not None
         self.store, self.governor, self.pool = store, made, pool
 

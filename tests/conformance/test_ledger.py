@@ -89,10 +89,31 @@ async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store, ledger: L
         assert (await ledger.load_account(TENANT)).limit_usd == expected
 
 
+async def test_limit_is_not_raised_by_its_copy_in_the_account(store: Store, ledger: Ledger) -> None:
+    await ledger.set_limit(TENANT, 1.0)
+    await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "limit", to_nano(100.0))
+    assert (await ledger.load_account(TENANT)).limit_usd == 1.0
+    assert await reserve(ledger, "aaa", 0.9) is None
+    assert await reserve(ledger, "bbb", 50.0) is not None
+
+
+async def test_limit_of_an_earlier_version_counts_until_it_is_changed(store: Store, ledger: Ledger) -> None:
+    await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "limit", to_nano(1.0))
+    assert (await ledger.load_account(TENANT)).limit_usd == 1.0
+    assert await reserve(ledger, "aaa", 0.9) is None
+    assert await reserve(ledger, "bbb", 50.0) is not None
+    assert [await ledger.move_limits() for _ in range(2)] == [1, 0]
+    await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "limit", to_nano(100.0))
+    assert (await ledger.top_up(TENANT, 2.0)).limit_usd == 3.0
+    assert (await ledger.set_limit(TENANT, None)).limit_usd is None
+    assert await store.connection.call("EXISTS", store.all_shards[0].limits) == 0
+
+
 async def test_account_with_an_unreadable_number_hides_no_other(store: Store, ledger: Ledger) -> None:
     for account in (TENANT, "tenant:rival"):
         await ledger.set_limit(account, 1.0)
-    await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "limit", "much", "spent", "1.5")
+    await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "spent", "1.5")
+    await store.connection.call("HSET", store.all_shards[0].limits, TENANT, "much")
     found = {account.name: account for account in await ledger.load_accounts()}
     assert (found[TENANT].limit_usd, found[TENANT].spent_usd) == (0.0, 0.0)  # as for those who want to spend
     assert found["tenant:rival"].limit_usd == 1.0

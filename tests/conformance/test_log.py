@@ -254,6 +254,9 @@ async def lose(store: Store, *, after: int) -> None:
     for entry_id, fields in entries[:after]:
         await call("XADD", names.events, entry_id, *fields)
     await call("HSET", names.meta, "last_id", after)
+    noted = (await call("HGETALL", names.once))[::2]
+    lost = [field for field in noted if field[1:2] == b":" and field[2:].isdigit() and int(field[2:]) > after]
+    await call("HDEL", names.once, "none", *lost)
 
 
 async def test_owner_does_not_continue_from_a_replaced_event(store: Store) -> None:

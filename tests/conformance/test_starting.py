@@ -9,12 +9,12 @@ import pytest
 from broker.contract.agent_state import AgentState, is_settled
 from broker.contract.events import ConversationCreated, ConversationStarted, Parent
 from broker.contract.observations import AgentStateChangedObservation
-from broker.contract.specs import Tenancy
+from broker.contract.specs import Tenancy, WorkspaceSpec
 from broker.contract.timing import StartWindow, Timing
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import ClaimedConversation, Owners, StartStatus
-from broker.limits.tenants import TenantTable, parse_memory_bound, publish_tenants
-from broker.log.admission import check_admission
+from broker.limits.tenants import TenantStatus, TenantTable, load_tenants, parse_memory_bound, publish_tenants
+from broker.log.admission import PoolRefused, check_admission
 from broker.log.append_call import Appended, Duplicate
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
@@ -272,6 +272,46 @@ async def test_tenant_starts_no_more_per_minute_than_allowed(store: Store) -> No
     assert 0 < error.retry_after_seconds <= 20.0
     await store.connection.call("DEL", f"{store.all_shards[0].root}:paces")  # as if the minute were over
     await begin(store, "acme-4")
+
+
+POOLS = 'tenants = {acme = {pools = ["bash", "gpu"]}, "*" = {pools = ["bash"]}, free = 1}'
+
+
+@pytest.mark.parametrize(
+    ("tenant", "pool", "is_allowed"),
+    [
+        *(("acme", "gpu", True), ("acme", "bash", True), ("acme", "browser", False), ("acme", "bash,gpu", False)),
+        *(("acme", "", False), ("acme", "gp", False), ("other", "gpu", False), ("other", "bash", True)),
+        *(("", "gpu", False), ("free", "gpu", True), ("free", "anything", True)),
+    ],
+)
+async def test_tenant_uses_only_its_pools(store: Store, tenant: str, pool: str, is_allowed: bool) -> None:
+    await publish_tenants(store, TenantTable.load_setting(POOLS), None)
+    workspace = WorkspaceSpec(pool=pool)
+    created = ConversationCreated(conversation_id="one", workspace=workspace, tenancy=Tenancy(tenant=tenant))
+    if is_allowed:
+        await EventLog(store).create(created)
+        return
+    with pytest.raises(PoolRefused, match="may not use the pool") as error:
+        await EventLog(store).create(created)
+    assert "bash" in (error.value.remedy or "")
+    assert await store.connection.call("EXISTS", store.keys("one").meta) == 0
+    delegate = created.model_copy(update={"parent": Parent(conversation_id="p", delegate_id=2)})
+    with pytest.raises(PoolRefused):
+        await EventLog(store).create(delegate)
+
+
+async def test_rules_in_force_are_listed_with_open_conversations(store: Store) -> None:
+    assert await load_tenants(store) == []
+    await publish_tenants(store, TenantTable.load_setting(POOLS), 0.8)
+    await begin(store, "one", tenant="free")
+    assert await load_tenants(store) == [
+        TenantStatus("*", 1.0, None, None, ("bash",), 0),
+        TenantStatus("acme", 1.0, None, None, ("bash", "gpu"), 0),
+        TenantStatus("free", 1.0, None, None, (), 1),
+    ]
+    await store.connection.call("HSET", store.all_shards[0].tenants, "acme", "much", "free", "1")
+    assert [one.name for one in await load_tenants(store)] == ["*"]
 
 
 async def test_nothing_begins_in_a_store_that_fills_up(store: Store) -> None:

@@ -151,7 +151,7 @@ async def test_a_count_obeys_the_quota(hands, serve) -> None:
     table = '[[quota]]\nmodel = "anthropic/*"\nconcurrency = 1'
     agent = ask(hands, server, quotas=table)
     governor = hands.services.permits.governor
-    pool = governor.find_pool("anthropic/claude-test")
+    pool = governor.find_pool("anthropic/claude-test", "")
     assert pool is not None
     await governor.publish()
     other = await governor.reserve(pool, "other", "controller-2", input_tokens=1, output_tokens=1)

@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 
 from broker.contract.specs import Tenancy
 from deckhands.server.serving import MAX_HEAD_BYTES
+from deckhands.server.shares import Turns
 from deckhands.server.streams import EventStream
 from tests.certificates import certificate_in
 from tests.integration.test_cluster_metrics import samples_in, value_of
@@ -175,7 +176,8 @@ async def test_waiting_requests_are_bounded_and_end_with_their_callers(server: S
 
 
 async def test_one_tenant_cannot_take_the_streams_of_others(tmp_path: Path, programs: dict[str, str]) -> None:
-    async with served(tmp_path / "log", programs, max_streams=10) as server, AsyncExitStack() as stack:
+    options = {"max_streams": 10, "tenant_percent": 100}
+    async with served(tmp_path / "log", programs, **options) as server, AsyncExitStack() as stack:
         clients = {
             tenant: [server.as_(await server.token(tenant)) for _ in range(2)] for tenant in ("greedy", "modest")
         }
@@ -196,8 +198,106 @@ async def test_one_tenant_cannot_take_the_streams_of_others(tmp_path: Path, prog
         assert opened.status_code == 200
 
 
+async def test_a_tenant_has_its_share_of_streams_with_any_number_of_keys(
+    tmp_path: Path, programs: dict[str, str]
+) -> None:
+    async with served(tmp_path / "log", programs, max_streams=40) as server, AsyncExitStack() as stack:
+        clients = [server.as_(await server.token("greedy")) for _ in range(4)]
+        for client in clients:
+            stack.push_async_callback(client.aclose)
+        cid = await server.client.submit("do it", tenancy=Tenancy(tenant="greedy"))
+        path = f"/conversations/{cid}/stream"
+        for number in range(20):
+            await stack.enter_async_context(clients[number % 4].stream("GET", path))
+        refused = await clients[0].get(path)
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams_of_tenant")
+        assert (refused.headers["Retry-After"], "--tenant-percent" in refused.json()["remedy"]) == ("2", True)
+        waits = await clients[1].post("/runs/wait", json={"task": "do it"})
+        assert (waits.status_code, waits.json()["code"]) == (429, "too_many_streams_of_tenant")
+        other = await stack.enter_async_context(server.as_(await server.token("modest")))
+        theirs = await server.client.submit("do it", tenancy=Tenancy(tenant="modest"))
+        for _ in range(15):
+            opened = await stack.enter_async_context(other.stream("GET", f"/conversations/{theirs}/stream"))
+            assert opened.status_code == 200
+
+
+async def test_a_tenant_has_its_share_of_uploads(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with served(tmp_path / "log", programs, max_transfers=4) as server, AsyncExitStack() as stack:
+        greedy = [await stack.enter_async_context(server.as_(await server.token("greedy"))) for _ in range(2)]
+        is_over = asyncio.Event()
+
+        async def slow_body() -> AsyncIterator[bytes]:
+            yield b"begun"
+            await is_over.wait()
+
+        path, headers = f"/uploads/{'0' * 64}", {"Idempotency-Key": "one"}
+        held = [asyncio.create_task(one.put(path, content=slow_body(), headers=headers)) for one in greedy]
+        await until(lambda: len(server.gateway.transfers) == 2, what="two uploads")
+        refused = await greedy[0].put(path, content=b"more", headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_transfers_of_tenant")
+        others = [await stack.enter_async_context(server.as_(await server.token(f"t{n}"))) for n in range(3)]
+        more = [asyncio.create_task(one.put(path, content=slow_body(), headers=headers)) for one in others[:2]]
+        await until(lambda: len(server.gateway.transfers) == 4, what="four uploads")
+        full = await others[2].put(path, content=b"more", headers=headers)
+        assert (full.status_code, full.json()["code"]) == (503, "too_many_transfers")
+        is_over.set()
+        assert {one.status_code for one in await asyncio.gather(*held, *more)} == {422}  # another SHA-256
+        assert len(server.gateway.transfers) == 0
+        assert (await greedy[0].put(path, content=b"more", headers=headers)).status_code == 422
+
+
+async def test_a_tenant_has_its_share_of_connections(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with served(tmp_path / "log", programs, max_connections=6) as server, AsyncExitStack() as stack:
+        greedy = [await stack.enter_async_context(server.as_(await server.token("greedy"))) for _ in range(4)]
+        answers = [await one.get("/budgets") for one in greedy]  # each keeps its connection
+        assert [one.status_code for one in answers] == [200, 200, 200, 429]
+        assert answers[-1].json()["code"] == "too_many_connections_of_tenant"
+        assert (await greedy[0].get("/budgets")).status_code == 200
+        modest = await stack.enter_async_context(server.as_(await server.token("modest")))
+        assert (await modest.get("/budgets")).status_code == 200
+        await greedy[1].aclose()
+        await until(lambda: len(server.gateway.connections) == 3, what="the end of a connection")
+        assert (await greedy[3].get("/budgets")).status_code == 200
+
+
+async def test_short_requests_of_a_tenant_take_turns_and_delay_no_other() -> None:
+    turns = Turns(2)
+    is_over = asyncio.Event()
+    started: list[str] = []
+
+    async def request(tenant: str) -> None:
+        async with turns.take(tenant):
+            started.append(tenant)
+            await is_over.wait()
+
+    waiting = [asyncio.create_task(request(tenant)) for tenant in (*["greedy"] * 50, "modest")]
+    await until(lambda: "modest" in started, what="the request of another tenant")
+    assert started.count("greedy") == 2
+    is_over.set()
+    await asyncio.gather(*waiting)
+    assert started.count("greedy") == 50
+
+
+async def test_many_conversations_of_a_tenant_are_all_created(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with served(tmp_path / "log", programs) as server, server.as_(await server.token("greedy")) as client:
+        answers = await asyncio.gather(*(client.post("/conversations", json={"task": "do it"}) for _ in range(40)))
+        assert {one.status_code for one in answers} == {201}
+        assert len({one.json()["conversation_id"] for one in answers}) == 40
+
+
+async def test_connections_beyond_the_limit_of_the_server_are_closed(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with served(tmp_path / "log", programs, max_connections=3) as server:
+        held = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        assert server.gateway.refusals["503", "too_many_connections"] == 1
+        for _, each in (*held, (reader, writer)):
+            each.close()
+            await each.wait_closed()
+
+
 async def test_one_key_cannot_take_the_streams_of_others(tmp_path: Path, programs: dict[str, str]) -> None:
-    async with served(tmp_path / "log", programs, max_streams=4) as server:
+    async with served(tmp_path / "log", programs, max_streams=8) as server:
         cid = await server.client.submit("do it")
         greedy, modest = await server.token("*", streams=2), await server.token("*", streams=2)
         url = f"ws://127.0.0.1:{server.port}/conversations/{cid}/ws"

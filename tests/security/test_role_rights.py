@@ -25,10 +25,13 @@ from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable, publish_tenants
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.ids import new_worker_id
+from broker.runtime.settings import BrokerSettings
 from broker.store.connection import MultiplexedConnection
 from broker.store.function_library import build_source
 from broker.store.keys import ShardKeys, shard_of
 from broker.store.store import open_store
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.operations_record import trim_operations
 from deckhands.server.auth.operations import Operations
 from tests.broker_parts import begin, enter
 from tests.security.hostile_families import Family
@@ -57,6 +60,8 @@ BEYOND_A_TOOL_WORKER = (
     *("HSET deck:{0}:schedules x {}", "ZADD deck:{0}:schedules:due 0 x", "HSET deck:{0}:webhooks x {}"),
     *("HSET deck:{0}:webhook:x:sent a b", "RPUSH deck:{0}:operations:record x", "HGETALL deck:{0}:notes:a/b/c"),
     *("DEL deck:{0}:c:x:events", "XDEL deck:{0}:c:x:events 1-0", "XTRIM deck:{0}:c:x:events MAXLEN 0"),
+    *("XRANGE deck:{0}:c:x:events - +", "XREVRANGE deck:{0}:c:x:events + -", "XREAD STREAMS deck:{0}:c:x:events 0"),
+    *("XINFO STREAM deck:{0}:c:x:events FULL", "XLEN deck:{0}:c:x:events", "HGETALL deck:{0}:batch:calls:x"),
     *("UNLINK deck:{0}:c:x:meta", "RENAME deck:{0}:c:x:events deck:{0}:c:y:events", "GET deck:{0}:c:x:snapshot"),
     *("XADD deck:inbox * v 1", "XRANGE deck:replies:shop - +", "HGETALL deck:{0}:c:x:caller", "SET deck:{0}:job:a b"),
     *("FCALL deck_end_deletion 2 deck:{0}:c:x deck:{0} x", "FCALL deck_claim 2 deck:{0}:c:x deck:{0} x y z"),
@@ -219,6 +224,24 @@ async def test_server_adds_to_the_record_and_changes_nothing_in_it(log: Server) 
     await store.aclose()
 
 
+async def test_jobs_trim_the_record_and_add_nothing_to_it(log: Server, tmp_path: Path) -> None:
+    admin = MultiplexedConnection(log.admin)
+    record = "deck:{0}:operations:record"
+    await admin.call("RPUSH", record, '{"at": 1}', '{"at": 9e14}')
+    store = await open_store(log.jobs)
+    assert await trim_operations(JobServices(store, BrokerSettings())) == {"removed": 1}
+    assert await refusals(log) == []
+    beyond = (f"RPUSH {record} x", f"LSET {record} 0 x", f"DEL {record}", f"LPOP {record}", f"RENAME {record} deck:x")
+    assert await allowed_of(beyond, log.jobs) == []
+    assert await admin.call("LRANGE", record, 0, -1) == [b'{"at": 9e14}']
+    await admin.call("DEL", record)
+    await admin.call("SET", record, "a string")
+    assert await trim_operations(JobServices(store, BrokerSettings())) == {"removed": 0}
+    assert await admin.call("GET", f"{record}:unreadable") == b"a string"
+    await store.aclose()
+    await admin.aclose()
+
+
 async def test_controller_uses_quotas_budgets_batches_and_notes_with_its_rights(log: Server) -> None:
     store = await open_store(log.controller)
     await enter(store, "w1")
@@ -226,7 +249,7 @@ async def test_controller_uses_quotas_budgets_batches_and_notes_with_its_rights(
         await begin(store, cid)
     await publish_tenants(store, TenantTable(), 0.8)
     governor = Governor(store, QuotaTable.parse('[[quota]]\nmodel = "acme/large"\nconcurrency = 1'))
-    pool = governor.find_pool("acme/large")
+    pool = governor.find_pool("acme/large", "")
     assert pool is not None
     await governor.publish()
     asked: dict[str, Any] = {
@@ -256,8 +279,31 @@ async def test_controller_uses_quotas_budgets_batches_and_notes_with_its_rights(
     assert await refusals(log) == []
 
 
+async def test_only_servers_and_operators_raise_a_limit(log: Server) -> None:
+    gateway, controller = await open_store(log.gateway), await open_store(log.controller)
+    await Ledger(gateway).set_limit("tenant:acme", 1.0)
+    limits = gateway.all_shards[0].limits
+    beyond = (f"HSET {limits} tenant:acme 9", f"HINCRBY {limits} tenant:acme 9", f"DEL {limits}", f"SET {limits} x")
+    for role in ("controller", "jobs", "tool", "ingress", "metrics"):
+        assert await allowed_of(beyond, log.role(role)) == []
+    with pytest.raises(DeckhandsError):
+        await Ledger(controller).set_limit("tenant:acme", 9.0)
+    await controller.call("HSET", controller.all_shards[0].budget("tenant:acme"), "limit", "9000000000")
+    account = await Ledger(controller).load_account("tenant:acme")
+    assert account.limit_usd == 1.0
+    owner, accounts = Ownership("aaa", "w1", "1"), list_accounts("aaa", tenant="acme")
+    ledger = Ledger(controller)
+    await enter(controller, "w1")
+    assert await ledger.reserve(owner, accounts, worst_usd=0.9, total_usd=0.0) is None
+    other = Ownership("bbb", "w1", "1")
+    assert await ledger.reserve(other, list_accounts("bbb", tenant="acme"), worst_usd=5.0, total_usd=0.0) is not None
+    await gateway.aclose()
+    await controller.aclose()
+
+
 def test_roles_that_sweep_have_each_command_of_the_functions() -> None:
-    called = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", build_source())} - {"info", "time"}
+    called = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", build_source())}
+    called -= {"info", "time"} | {"lrange", "ltrim"}  # of no role, and of jobs for the record of operations
     of_containers = {"xgroup": "xgroup|create", "xinfo": "xinfo|groups"}
     for role in ("operator", "controller", "jobs"):
         assert {of_containers.get(name, name) for name in called} <= rights_of(role)[0].commands

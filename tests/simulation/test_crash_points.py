@@ -116,7 +116,7 @@ def test_two_faults(part: int, model: Mapping[str, str]) -> None:
 def test_many_faults(part: int, model: Mapping[str, str]) -> None:
     struck = struck_in((random_plan(seed) for seed in range(part, SEEDS, SEED_PARTS)), model)
     print(f"seeds {part}, {part + SEED_PARTS} … below {SEEDS}: {struck} faults struck")
-    assert struck > 10 * SEEDS / SEED_PARTS
+    assert struck > 8 * SEEDS / SEED_PARTS  # others lie behind the end: a tool worker asks for little
 
 
 def boundary(process: str, name: str, faults: Mapping[int, Fault], model: Mapping[str, str]) -> int:

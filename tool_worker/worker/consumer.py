@@ -33,7 +33,7 @@ from broker.coordination import (
     SuspectTurns,
     Transfers,
 )
-from broker.log import Conversations, EventLog, check_event_exists, record_gap
+from broker.log import Conversations, EventLog, record_gap
 from broker.runtime import (
     ACTION,
     CONVERSATION,
@@ -340,7 +340,7 @@ class ToolWorkerSession:
         for conversation_id, action_id, checksum in list(self._in_flight):
             try:
                 try:
-                    await check_event_exists(self._store, conversation_id, action_id, checksum)
+                    await self._log.check_action(conversation_id, action_id, checksum)
                 except EventsLost as lost:
                     await record_gap(self._log, lost, noticed_by="the tool worker that carries it out")
             # damaged keys affect only their own conversation

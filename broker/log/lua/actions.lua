@@ -2,11 +2,14 @@
 -- Keys:  shard base  :act:<route> :act:interactive:<route>  streams  route: 'pool:<name>' or 'node:<name>'
 --        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> its claimer
 --                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled it
+--                                  k:<action> -> its checksum   b:<action> -> its bytes while it waits in a line
+--                                  g:<action> -> its capability while it waits in a line
 
 local groups = require('log/lua/groups')
 local history = require('log/lua/history')
 local nodes = require('log/lua/nodes')
 local ownership = require('log/lua/ownership')
+local results = require('log/lua/results')
 local secrets = require('log/lua/secrets')
 local store = require('store/prelude')
 local turns = require('log/lua/turns')
@@ -15,8 +18,12 @@ local actions = {}
 local NODES_LOOKED_AT = 16       -- by each action that joins the line of a pool
 local WAITING_FOR_POOL = turns.WAITING .. ' p'
 
-local function add_action(stream, once, cid, action, bytes, workspace, is_for_pool)
+local function add_action(stream, once, cid, action, bytes, workspace, is_for_pool, capability)
   local fields = {'c', cid, 'a', action, 'e', bytes, 'w', workspace}
+  if capability then
+    fields[#fields + 1] = 'k'
+    fields[#fields + 1] = capability
+  end
   if is_for_pool then
     fields[#fields + 1] = 'p'
     fields[#fields + 1] = '1'
@@ -31,13 +38,13 @@ function actions.hand_over_action(shard, stream, member)
   local base = shard .. ':c:' .. cid
   local once, place = base .. ':once', store.get(base .. ':once', 'q:' .. action)
   if place ~= stream .. '|' .. turns.WAITING and place ~= stream .. '|' .. WAITING_FOR_POOL then return false end
-  local found = redis.call('XRANGE', base .. ':events', action .. '-0', action .. '-0')
-  if #found == 0 then  -- the log has lost it
-    redis.call('HDEL', once, 'q:' .. action)
-    return false
-  end
+  -- An earlier version has not noted the bytes. If they are nowhere, the log has lost it.
+  local bytes = store.get(once, 'b:' .. action) or history.bytes_of(base, action)
+  local capability = store.get(once, 'g:' .. action)
+  redis.call('HDEL', once, bytes and 'b:' .. action or 'q:' .. action, 'g:' .. action)
+  if not bytes then return false end
   local workspace = store.get(base .. ':meta', 'workspace') or ''
-  add_action(stream, once, cid, action, found[1][2][2], workspace, place == stream .. '|' .. WAITING_FOR_POOL)
+  add_action(stream, once, cid, action, bytes, workspace, place == stream .. '|' .. WAITING_FOR_POOL, capability)
   return true
 end
 
@@ -84,7 +91,8 @@ end
 -- Put an action on the action stream of its conversation's node, or of its pool while it has no node. If `wanted` is
 -- 'pool:<name>', it goes to that pool wherever the workspace is, and the entry says so ('p'). The stream of interactive
 -- actions exists once a worker that reads it has registered.
-function actions.enqueue(shard, meta, once, cid, action, bytes, wanted)
+-- Its entry carries its capability, if it has one.
+function actions.enqueue(shard, meta, once, cid, action, bytes, wanted, capability)
   local found = redis.call('HMGET', meta, 'node', 'pool', 'workspace', 'class', 'tenant')
   local node, pool, workspace, class, tenant = unpack(found)
   local route = wanted
@@ -97,11 +105,14 @@ function actions.enqueue(shard, meta, once, cid, action, bytes, wanted)
     local first = shard .. ':act:interactive:' .. route
     if redis.call('EXISTS', first) == 1 then stream = first end
   end
+  redis.call('HSETNX', once, 'k:' .. action, history.checksum_in(bytes))
   if turns.line_up(shard, stream, groups.TOOLS, cid .. ' ' .. action, class, tenant) then
-    redis.call('HSET', once, 'q:' .. action, stream .. '|' .. (wanted and WAITING_FOR_POOL or turns.WAITING))
+    local place = stream .. '|' .. (wanted and WAITING_FOR_POOL or turns.WAITING)
+    redis.call('HSET', once, 'q:' .. action, place, 'b:' .. action, bytes)
+    if capability then redis.call('HSET', once, 'g:' .. action, capability) end
     if not all_nodes_have_lines(shard, stream) then actions.pump_actions(shard, stream) end
   else
-    add_action(stream, once, cid, action, bytes, workspace or '', wanted)
+    add_action(stream, once, cid, action, bytes, workspace or '', wanted, capability)
   end
 end
 
@@ -112,12 +123,13 @@ function actions.acknowledge(place)
 end
 
 -- dispatch: make sure that an appended action reaches a tool worker. Idempotent.
--- ARGV  cid, worker, token, action id, bytes, 'pool:<name>' or ''
+-- ARGV  cid, worker, token, action id, bytes, 'pool:<name>' or '', random text for its capability
 -- returns  {'queued'} {'running', worker} {'settled'} {'enqueued'} {'fenced'}
 local function dispatch(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once, cid, action = base .. ':meta', base .. ':once', args[1], args[4]
   if not ownership.is_owner(meta, args[2], args[3]) then return {'fenced'} end
+  results.settle(base, shard, cid, false)
   if store.get(once, 'o:' .. action) then return {'settled'} end
   local claimer = store.get(once, 'w:' .. action)
   local queued = store.get(once, 'q:' .. action)
@@ -129,8 +141,10 @@ local function dispatch(keys, args)
     if where == 'queued' then return {'queued'} end
     if where == 'delivered' then return {'running', claimer or ''} end
   end
-  if claimer and store.alive(shard, claimer) then return {'running', claimer} end
-  actions.enqueue(shard, meta, once, cid, action, args[5], args[6] ~= '' and args[6] or nil)
+  -- Its claimer may have left a result without a capability, which was refused.
+  if claimer and store.alive(shard, claimer) and results.is_granted(base, action) then return {'running', claimer} end
+  local capability = results.grant(base, cid, action, args[7])
+  actions.enqueue(shard, meta, once, cid, action, args[5], args[6] ~= '' and args[6] or nil, capability)
   return {'enqueued'}
 end
 
@@ -138,7 +152,7 @@ end
 -- it; copies of it are dropped.
 -- ARGV  cid, action id, worker, node, stream, entry,
 --       '1' if any node may run it; then the claim does not bind the workspace to the node,
---       checksum of the action, see remembers: an action that the log has lost must not be run in place of another one,
+--       checksum of the action, see remembers_action: no action may be run in place of one that the log has lost,
 --       '1' to end the reply with the secrets, see secrets.read
 -- returns  {'claimed', attempt, moves}                     run it
 --          {'reclaimed', attempt, previous worker, moves}  ask the journal first
@@ -161,7 +175,7 @@ local function claim_action(keys, args)
   local place, before = stream .. '|' .. entry, store.get(once, 'w:' .. action)
   local idle, last = nil, store.get(meta, 'last_id')
   if not last then idle = {'missing'}
-  elseif not history.remembers(base, action, checksum) then idle = {'lost', tonumber(last)}
+  elseif not history.remembers_action(base, action, checksum) then idle = {'lost', tonumber(last)}
   elseif store.get(once, 'o:' .. action) then idle = {'settled'}
   elseif store.get(meta, 'closed') then idle = {'closed'}
   elseif before and before ~= worker and store.alive(shard, before) then idle = {'busy', before} end
@@ -174,7 +188,10 @@ local function claim_action(keys, args)
   if is_elsewhere and nodes.is_lost(shard, bound) and nodes.unbind(meta) then bound = nil
   elseif is_elsewhere then
     local found = redis.call('XRANGE', stream, entry, entry)
-    if #found == 1 then actions.enqueue(shard, meta, once, cid, action, store.pairs_of(found[1][2])['e']) end
+    if #found == 1 then
+      local about = store.pairs_of(found[1][2])
+      actions.enqueue(shard, meta, once, cid, action, about['e'], nil, about['k'])
+    end
     actions.acknowledge(place)
     return {'forwarded', bound}
   end

@@ -13,9 +13,11 @@ local callers = require('log/lua/callers')
 local conversations = require('log/lua/conversations')
 local history = require('log/lua/history')
 local labels = require('log/lua/labels')
+local results = require('log/lua/results')
 local secrets = require('log/lua/secrets')
 local shards = require('log/lua/shards')
 local store = require('store/prelude')
+local tenants = require('log/lua/tenants')
 local wakeups = require('log/lua/wakeups')
 local webhooks = require('log/lua/webhooks')
 
@@ -53,15 +55,18 @@ local NO_FIELDS = {}
 
 -- The fields read from the conversation, in one command: a call into the server costs more than all other work here.
 local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'crashes', 'mark',
-  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks', 'data_key'}
+  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks', 'data_key',
+  'last_sum'}
 local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, AWAITED, NOTICED, OPEN_IN, CREATED,
-  DOUBLE_TEXTING, BUSY, PLANNED, TENANT, ACKS, DATA_KEY = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20
+  DOUBLE_TEXTING, BUSY, PLANNED, TENANT, ACKS, DATA_KEY, LAST_SUM = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
+  18, 19, 20, 21
 
 -- The context of one append: keys, call, times, and the conversation's fields by their positions in READ. Its steps add
 -- `key`, which identifies a repetition, `whole` (see admission.decide) and `first`, and change `last`, `open_in` and
 -- `must_wait`. More fields would need a larger table for every append.
-local function start(keys, args)
-  local base, shard, call = keys[1], keys[2], cmsgpack.unpack(args[2])
+local function start(keys, args, call)
+  local base, shard = keys[1], keys[2]
+  call = call or cmsgpack.unpack(args[2])
   local meta = base .. ':meta'
   local now, wall, hooked = store.times_ms(shard)
   local found = redis.call('HMGET', meta, unpack(READ))
@@ -109,9 +114,11 @@ function check.create(a)
     return range and history.duplicate(range) or {'exists'}
   end
   if shards.is_outdated(a.shard, a.call.shards) then return {'raised'} end
-  local refusal
+  local tenant, refusal = given(a.call.fields, 'tenant') or '', nil
+  local pools = tenants.refused_pool(a.shard, tenant, a.call.pool)
+  if pools then return {'pool', a.call.pool, tenant, pools} end
   if not a.call.inner then
-    refusal, a.open_in, a.whole = admission.decide(a.shard, given(a.call.fields, 'tenant') or '', a.call.elsewhere, a.now)
+    refusal, a.open_in, a.whole = admission.decide(a.shard, tenant, a.call.elsewhere, a.now)
   end
   return refusal or a.found[CLOSED] and {'closed'}
 end
@@ -122,6 +129,10 @@ function check.owner(a)
   if a.found[OWNER] ~= call.worker or a.found[TOKEN] ~= call.token then return {'fenced'} end
   a.key = call.token .. ':' .. call.seen .. ':' .. call.key .. call.checksum
   if a.found[APPEND_KEY] == a.key then return history.duplicate(a.found[APPEND_IDS]) end
+  if results.are_waiting(a.base) then  -- the log has grown before this decision
+    results.settle(a.base, a.shard, a.cid, true)
+    return {'conflict', tonumber(store.get(a.meta, 'last_id'))}
+  end
   if not history.remembers(a.base, call.seen, call.checksum) then return {'lost', a.last} end
   if tonumber(call.seen) ~= a.last then return {'conflict', a.last} end
   return a.found[CLOSED] and {'closed'}
@@ -130,7 +141,7 @@ end
 function check.tool(a)
   local reply
   if not a.last then return {'missing'} end
-  if not history.remembers(a.base, a.call.action, a.call.checksum) then
+  if not history.remembers_action(a.base, a.call.action, a.call.checksum) then
     reply = {'lost', a.last}
   else
     local range = store.get(a.once, 'o:' .. a.call.action)
@@ -198,6 +209,13 @@ local function cancel_actions(a)
   end
 end
 
+-- What is kept of a settled action: the ids of its observation, its checksum, and the fingerprint of the tool worker.
+local function settled_by(a, once, action, id)
+  local checksum = store.get(once, 'k:' .. action)
+  local fingerprint = a.call.by == 'tool' and a.call.fingerprint or ''
+  return table.concat({id, id, checksum, checksum and fingerprint ~= '' and fingerprint or nil}, ':')
+end
+
 local function write_events(a)
   local events, once, last = a.base .. ':events', a.once, a.last
   a.first = last + 1
@@ -206,11 +224,14 @@ local function write_events(a)
     last = last + 1
     redis.call('XADD', events, last .. '-0', 'e', bytes)
     if dispatch then
-      actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, dispatch ~= '1' and dispatch or nil)
+      local capability = results.grant(a.base, a.cid, last, a.call.seed)
+      actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, dispatch ~= '1' and dispatch or nil, capability)
     end
     if answers then
-      redis.call('HSET', once, 'o:' .. answers, last .. ':' .. last)
-      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers)
+      redis.call('HSET', once, 'o:' .. answers, settled_by(a, once, answers, last))
+      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers, 'k:' .. answers,
+        'b:' .. answers, 'g:' .. answers)
+      results.forget_grant(a.base, answers)
     end
   end
   a.last = last
@@ -221,6 +242,11 @@ end
 local function write_fields(a, update, relabels)
   local by, ids, n = a.call.by, a.first .. ':' .. a.last, #update
   update[n + 1], update[n + 2] = 'last_id', a.last
+  if a.last >= a.first then
+    update[n + 3], update[n + 4], n = 'last_sum', history.checksum_in(a.args[#a.args]), n + 2
+  end
+  -- Unless a tool worker says that its action has not used the workspace, it may have.
+  if by == 'tool' and a.call.uses ~= false then update[n + 3], update[n + 4], n = 'used', '1', n + 2 end
   if by == 'owner' then
     -- An append without events leaves the last id unchanged, so it must not be taken for the append that changed it.
     if a.last >= a.first then
@@ -258,13 +284,13 @@ end
 
 -- Notify the owner or the ready stream, unless the owner itself appends.
 local function notify(a)
-  if a.call.by == 'owner' then return end
+  if a.call.by == 'owner' or a.call.is_quiet then return end
   local call, bytes = a.call, a.args[3]
   acknowledge(a)
   local is_alone = a.first == a.last and #bytes <= MOST_CARRIED_BYTES
   if call.by == 'tool' and a.found[OWNER] and not a.found[RUNG] and is_alone then
     local is_behind_action = tostring(a.last - 1) == call.action and call.checksum ~= ''
-    local before = is_behind_action and call.checksum or history.checksum_of(a.base, a.last - 1)
+    local before = is_behind_action and call.checksum or a.found[LAST_SUM]
     wakeups.hand_to_owner(a.shard, a.base, a.found[OWNER], a.cid, a.last, bytes, before or '')
   elseif not a.must_wait and call.condition ~= 'expire' then
     wakeups.notify_unless(a.found[RUNG], a.found[OWNER], a.shard, a.meta, a.cid, a.now)
@@ -286,7 +312,9 @@ end
 --                  condition 'message:<policy>': a user's message, refused while the agent works if the policy, by
 --                  default the conversation's, is 'reject'; 'expire': refused unless the conversation is scheduled
 --                  seen: required id of the last event, or nil
---   by 'tool'      worker, action, checksum of the action, see history.remembers
+--   by 'tool'      worker, action, checksum of the action, see history.remembers_action
+--                  fingerprint: of the action, for workspace hosts; or nil
+--                  uses: whether the action has used the workspace; nil: it may have
 --                  place: '<stream>|<entry>' to acknowledge, or nil
 --   by 'owner'     worker, token
 --                  seen, checksum: of the last event that the decision is based on
@@ -295,6 +323,7 @@ end
 --            answers: the action that an observation settles
 --   fields   the fields of `ls`: {name, value, …}; or nil
 --   cancels  running actions to stop; '0': all programs of the workspace; or nil
+--   seed     random text, from which the capabilities of dispatched actions are made; or nil
 --   secrets  number of secret values that the writer masks; nil: it has looked them up
 --   sample   one of these values, encrypted
 -- An owner's append to an awaited conversation adds a notice for ingress workers, see callers.send_notice.
@@ -303,13 +332,25 @@ end
 --          {'locked'}: an event is not encrypted as its conversation is; nothing was written
 --          {'secrets'}: there are values that the writer does not know; nothing was written
 --          {'refused', 'memory' | 'open' | 'pace', tenant, amount in use, bound, when to try again in ms}
+--          {'pool', pool, tenant, the pools that the tenant may use, with commas}: it may not use this one
 --          'appended' and 'duplicate' end with the conversation's demand, see store.with_acks
-local function append(keys, args)
-  local a = start(keys, args)
+-- The functions of this library may bring the arguments themselves, as `call`.
+local function append(keys, args, call)
+  local a = start(keys, args, call)
   if a.call.secrets and not secrets.are_known(a.base, a.call.secrets, a.call.sample) then return {'secrets'} end
   local reply = check[a.call.by](a)
   if reply then return reply[1] == 'duplicate' and store.with_acks(reply, a.found[ACKS]) or reply end
   if has_another_key(a) then return {'locked'} end
+  if (a.call.by == 'tool' or a.call.by == 'producer') and results.must_wait(a.base) then
+    local gap = a.call.by == 'producer' and string.match(a.call.key, '^gap:(.*)$')
+    if gap then results.leave_gap(a.shard, a.base, a.cid, gap, a.found[OWNER], a.found[RUNG], a.now)
+    elseif a.call.by == 'producer' then return {err = 'NOPERM this user may not add to a log'}
+    else
+      results.leave(a.shard, a.base, a.cid, a.call, a.args[3], a.found[OWNER], a.found[RUNG], a.now)
+      acknowledge(a)
+    end
+    return store.with_acks({'appended', a.last + 1, a.last + 1}, a.found[ACKS])
+  end
   if a.call.by == 'create' then create(a) end
   local update, relabels = fields_of(a)
   cancel_actions(a)
@@ -319,5 +360,7 @@ local function append(keys, args)
   notify(a)
   return store.with_acks({'appended', a.first, a.last}, a.found[ACKS] or given(a.call.fields, 'acks'))
 end
+
+results.append = append
 
 redis.register_function('deck_append', append)

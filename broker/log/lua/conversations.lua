@@ -56,7 +56,7 @@ local function end_deletion(keys, args)
   local stream, entry = groups.place_in(store.get(meta, 'ready_id') or '', shard .. ':ready')
   if entry == turns.WAITING then turns.leave_line(shard, stream, cid) end
   for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'caller',
-    'caller:lock', 'meta'}) do
+    'caller:lock', 'results', 'grants', 'meta'}) do
     redis.call('UNLINK', base .. ':' .. name)
   end
   return {'deleted'}

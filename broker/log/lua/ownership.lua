@@ -4,6 +4,7 @@
 
 local groups = require('log/lua/groups')
 local history = require('log/lua/history')
+local results = require('log/lua/results')
 local store = require('store/prelude')
 local tenants = require('log/lua/tenants')
 local turns = require('log/lua/turns')
@@ -40,6 +41,7 @@ local function claim(keys, args)
     redis.call('XACK', stream, groups.CONTROLLERS, entry)
     turns.pump(shard, stream, groups.CONTROLLERS, wakeups.hand_over_ready)
   end
+  results.settle(base, shard, cid, true)
   local last = tonumber(store.get(meta, 'last_id'))
   if not last then
     redis.call('ZREM', shard .. ':unread', cid)
@@ -83,6 +85,7 @@ local function release(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, cid, worker, token, seen, delay = base .. ':meta', args[1], args[2], args[3], args[4], args[5]
   if not ownership.is_owner(meta, worker, token) then return {'fenced'} end
+  results.settle(base, shard, cid, true)
   local last = store.get(meta, 'last_id')
   if not history.remembers(base, seen, args[6]) then return {'lost', tonumber(last)} end
   if last ~= seen then return {'news', tonumber(last)} end

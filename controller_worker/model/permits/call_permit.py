@@ -105,7 +105,9 @@ class CallPermit:
         self._quota.priority = priority
         self._quota.tenant = state.setup.tenancy.tenant
         self._is_batched = is_batched(config, request, priority)
-        pool = self._permits.governor.find_pool(config.model) if config is not None and not self._is_batched else None
+        pool = None
+        if config is not None and not self._is_batched:
+            pool = self._permits.governor.find_pool(config.model, self.tenant)
         await self._quota.leave_others(pool)
         if config is not None and (pool is not None or accounts):
             with contextlib.suppress(UsageError):
@@ -147,7 +149,7 @@ class CallPermit:
         Args:
             count: asks the provider, with the key of an environment variable; None for the default key.
         """
-        pool = self._permits.governor.find_pool(config.model)
+        pool = self._permits.governor.find_pool(config.model, self.tenant)
         if pool is None:
             return await count(None)
         if self._quota.is_granted or self._quota.is_queued:
@@ -161,13 +163,13 @@ class CallPermit:
 
     def key_count(self, config: LLMConfig) -> int:
         """Return the number of keys of the model's quota; 1 without a quota."""
-        pool = self._permits.governor.find_pool(config.model)
+        pool = self._permits.governor.find_pool(config.model, self.tenant)
         return 1 if pool is None else len(pool.quotas)
 
     async def try_alternative(self, config: LLMConfig, request: ModelRequest) -> bool:
         """Exchange the permit for one of a fallback, without waiting. Return whether the fallback may be called."""
         await self._quota.give_back_unused()
-        pool = self._permits.governor.find_pool(config.model)
+        pool = self._permits.governor.find_pool(config.model, self.tenant)
         if pool is None:
             return True
         estimate = estimate_prompt_tokens(request, self._permits.tokens)

@@ -76,8 +76,8 @@ class QuotaPermit:
             self._queue = pool
             return ModelCallDeferred(
                 code=QUOTA,
-                content=f"The quota of {pool.model} has no room for the call.",
-                waits_for=pool.model,
+                content=f"The quota of {pool.title} has no room for the call.",
+                waits_for=pool.title,
                 expected_at=self._permits.clock.now() + timedelta(seconds=answer.eta_seconds),
             )
         self._accept(pool, answer)

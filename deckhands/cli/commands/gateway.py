@@ -46,6 +46,10 @@ class ServeOptions:
     origins: tuple[str, ...]
     needs_match: bool
     openhands: bool
+    max_streams: int
+    max_transfers: int
+    max_connections: int
+    tenant_percent: int
 
 
 @click.command()
@@ -65,6 +69,26 @@ class ServeOptions:
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Pages of this origin may call the server.")
 @click.option("--require-if-match", "needs_match", is_flag=True, help="Refuse changes without If-Match.")
 @click.option("--openhands", is_flag=True, help="Also speak the API of OpenHands' agent server, below /api.")
+@click.option(
+    "--max-streams",
+    type=click.IntRange(1, 100_000),
+    default=5_000,
+    show_default=True,
+    help="Streams and waiting requests at once.",
+)
+@click.option(
+    "--max-transfers", type=click.IntRange(1, 10_000), default=64, show_default=True, help="Files on their way at once."
+)
+@click.option(
+    "--max-connections", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True, help="Open connections."
+)
+@click.option(
+    "--tenant-percent",
+    type=click.IntRange(1, 100),
+    default=50,
+    show_default=True,
+    help="How many of a hundred streams, transfers and connections one tenant may have.",
+)
 @with_options(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
@@ -84,6 +108,10 @@ def serve(options: ServeOptions) -> None:
         origins=options.origins,
         needs_match=options.needs_match,
         openhands=options.openhands,
+        max_streams=options.max_streams,
+        max_transfers=options.max_transfers,
+        max_connections=options.max_connections,
+        tenant_percent=options.tenant_percent,
     )
     asyncio.run(_serve(CliSettings.from_env(), chosen))
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from broker.contract import ToolOffer
+from broker.limits import Ledger
 from broker.runtime import (
     BEAT,
     CONTROLLER,
@@ -345,7 +346,9 @@ def setup(options: SetupOptions) -> None:
 async def _set_up(url: str, settings: CliSettings, stop_seconds: float) -> FunctionsVersion:
     store = await open_store(url, shards=settings.shards, deploys=False)
     try:
-        return await deploy(store.connection, stop_seconds=stop_seconds, is_setup=True)
+        version = await deploy(store.connection, stop_seconds=stop_seconds, is_setup=True)
+        await Ledger(store).move_limits()
+        return version
     finally:
         await store.aclose()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import click
 
 from broker.contract import SCHEMA_VERSION
+from broker.limits import Ledger
 from broker.log import WaitReason
 from broker.runtime import DeckhandsError, format_count, read_version
 from broker.store import Store, UpgradePlan, deploy, open_store, plan_upgrade
@@ -100,6 +101,7 @@ async def _run(url: str, settings: CliSettings, options: UpgradeOptions) -> Fore
                     remedy="Use the version that loaded them, or `deckhands upgrade --roll-back` of an older one.",
                 )
             await deploy(store.connection, stop_seconds=STOP_SECONDS, is_setup=True, rolls_back=options.roll_back)
+            await Ledger(store).move_limits()
         return found
     finally:
         await store.aclose()

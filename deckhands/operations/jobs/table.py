@@ -11,6 +11,7 @@ from typing import Any
 from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE
 from deckhands.operations.jobs.checkpoints import remove_checkpoints
 from deckhands.operations.jobs.job import LONGEST_LIMIT_SECONDS, Job
+from deckhands.operations.jobs.operations_record import trim_operations
 from deckhands.operations.jobs.orphans import remove_orphans
 from deckhands.operations.jobs.retiring import restore, retire
 from deckhands.operations.jobs.scheduler import TICK_SECONDS, has_due_schedules, start_due_schedules
@@ -45,6 +46,7 @@ JOBS = (
     ),
     Job("deliver", deliver, limit_seconds=1_200.0, retries=0, is_alone=False, has_result=False, is_awaited=False),
     Job("checkpoints", remove_checkpoints, every_seconds=86_400.0),
+    Job("operations", trim_operations, every_seconds=86_400.0),
     Job("restore", restore, is_alone=False),
 )
 

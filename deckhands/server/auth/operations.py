@@ -3,7 +3,8 @@
 Holds: an entry is written before its operation is performed, so every operation has one. The server's user of the store
 can add entries, and neither change nor remove any (`deploy/store.acl`): a list has a command that only adds (`RPUSH`),
 while one that adds to a stream can also trim it.
-Does not: record how an operation ended; the log of the conversation does, if it has one. It removes no old entries.
+Does not: record how an operation ended; the log of the conversation does, if it has one. The job
+`operations` removes old entries.
 Who may forge it: the server and the operator can add entries with any author; entries that cannot be read are left out.
 Keys: `deck:{0}:operations:record`.
 """

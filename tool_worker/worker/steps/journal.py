@@ -10,7 +10,7 @@ from __future__ import annotations
 from broker.contract import Action, Observation, OutcomeUnknownObservation
 from broker.coordination import ActionReclaimed
 from broker.log import EventLog, record_gap
-from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, failpoint
+from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, StoreMisconfigured, failpoint
 from tool_worker.host.protocol import NEVER_STARTED, OTHER, RECORDED, RUNNING
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, compute_fingerprint
 
@@ -51,7 +51,7 @@ async def _is_outdated(log: EventLog, run: ActionRun) -> bool:
     if host.connection.checked_at != connects:
         newest = await host.find_newest()
         if newest is not None:
-            host.connection.gap_id = await _record_gap_if_lost(log, host.conversation_id, *newest)
+            host.connection.gap_id = await _record_gap_if_lost(log, run, *newest)
         host.connection.checked_at = connects
     if run.action.id >= host.connection.gap_id:
         return False
@@ -65,17 +65,39 @@ async def log_reused_number(log: EventLog, action: Action, conversation_id: str)
     await record_gap(log, lost, noticed_by="a workspace host")
 
 
-async def _record_gap_if_lost(log: EventLog, conversation_id: str, action_id: int, fingerprint: str) -> int:
+async def _record_gap_if_lost(log: EventLog, run: ActionRun, action_id: int, fingerprint: str) -> int:
     """Return the id of the gap event if the log has lost this action of the host; 0 if the log has the action."""
+    conversation_id = run.conversation_id
     try:
-        entry = await log.load_entry(conversation_id, action_id)
-        event = await log.decode_entry(conversation_id, entry, action_id)
-        event = await log.blobs.restore_event(conversation_id, event)
-        if isinstance(event, Action) and (not fingerprint or compute_fingerprint(event) == fingerprint):
+        known = run.fingerprint
+        if action_id != run.action.id:
+            noted = await log.find_action(conversation_id, action_id)
+            if noted is not None and noted.checksum:
+                known = noted.fingerprint or fingerprint  # one that is in flight, or that its owner has settled
+            else:
+                known = await _read_fingerprint(log, conversation_id, action_id, is_noted=noted is not None)
+        if known and fingerprint in ("", known):
             return 0
-    except CorruptEntry:
-        pass  # there is no such event
     except DeckhandsError:
         return 0  # the event exists but cannot be read here
     lost = EventsLost(conversation_id, await log.load_last_id(conversation_id), action_id, fingerprint)
     return await record_gap(log, lost, noticed_by="a workspace host")
+
+
+async def _read_fingerprint(log: EventLog, conversation_id: str, action_id: int, *, is_noted: bool) -> str:
+    """Return the fingerprint of an action that an earlier version of Deckhands has dispatched; empty: there is none.
+
+    Raises:
+        DeckhandsError: the event exists, but cannot be read here.
+    """
+    try:
+        entry = await log.load_entry(conversation_id, action_id)
+        event = await log.decode_entry(conversation_id, entry, action_id)
+        event = await log.blobs.restore_event(conversation_id, event)
+    except CorruptEntry:
+        return ""  # there is no such event
+    except StoreMisconfigured:  # a tool worker may not read the log
+        if is_noted:
+            raise
+        return ""
+    return compute_fingerprint(event) if isinstance(event, Action) else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from broker.contract import ErrorObservation, Observation, codec
-from broker.coordination import ActionDelivery, Figures
+from broker.coordination import Figures
 from broker.log import EventLog, record_gap
 from broker.runtime import CorruptEntry, EventsLost, EventUnfit, failpoint
 from broker.secrets import SecretsLocked
@@ -43,20 +43,21 @@ class Recorder:
         self._figures.add("actions", label=observation.kind)
         failpoint("tool.before_append")
         try:
-            await self._append(self._log, run.delivery, observation)
+            await self._append(self._log, run, observation)
         except EventUnfit as error:
             text = f"The action ran, but its result cannot be recorded: {error}"
-            await self._append(self._log, run.delivery, make_replacement(observation, text, error))
+            await self._append(self._log, run, make_replacement(observation, text, error))
         except SecretsLocked as error:
             text = f"The result of this action cannot be recorded, because nothing can be hidden in it: {error}"
             # This text contains no secrets.
-            await self._append(EventLog(self._log.store), run.delivery, make_replacement(observation, text, error))
+            await self._append(EventLog(self._log.store), run, make_replacement(observation, text, error))
         failpoint("tool.after_append")
         if self._checkpointing is not None and run.delivery.workspace.path is None:
             await self._checkpointing.note_result(run.conversation_id, observation.workspace_use)
         return observation
 
-    async def _append(self, log: EventLog, delivery: ActionDelivery, observation: Observation) -> None:
+    async def _append(self, log: EventLog, run: ActionRun, observation: Observation) -> None:
+        delivery = run.delivery
         # An unreadable action has no checksum.
         is_unread = isinstance(observation, ErrorObservation) and observation.error_id == CorruptEntry.code
         checksum = "" if is_unread else codec.checksum_of(delivery.entry)
@@ -67,6 +68,7 @@ class Recorder:
                 worker_id=self._worker_id,
                 place=delivery.location,
                 checksum=checksum,
+                fingerprint=run.fingerprint if hasattr(run, "action") else "",
             )
         except EventsLost as lost:
             _log.warning("an action is no longer in its log: %s", lost.message)

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from broker.contract import (
-    ConversationCreated,
     ErrorObservation,
     Observation,
     OpenWorkspaceAction,
@@ -70,7 +69,7 @@ async def recover_workspace(
 async def open_workspace(workspaces: Workspaces, log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
     """Open the workspace, and mark the observation if no sandbox confines it."""
     run.host = await workspaces.open(
-        run.conversation_id, run.delivery.workspace, tenant=partial(_find_tenant, log, run.conversation_id)
+        run.conversation_id, run.delivery.workspace, tenant=partial(log.load_tenant, run.conversation_id)
     )
     observation = await rest(run)
     if run.host.is_confined:
@@ -79,9 +78,3 @@ async def open_workspace(workspaces: Workspaces, log: EventLog, run: ActionRun, 
     if isinstance(observation, SurveyObservation):
         changes["scripts"] = ()  # a repository's scripts are untrusted
     return observation.model_copy(update=changes)
-
-
-async def _find_tenant(log: EventLog, conversation_id: str) -> str:
-    created = (await log.read(conversation_id, until=1))[0]
-    tenancy = created.tenancy if isinstance(created, ConversationCreated) else None
-    return tenancy.tenant if tenancy is not None else ""

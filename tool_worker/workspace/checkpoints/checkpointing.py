@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.contract import ConversationCreated, GitSource, UploadedSource, WorkspaceUse
+from broker.contract import GitSource, UploadedSource, WorkspaceUse
 from broker.log import EventLog
 from broker.runtime import CorruptEntry, is_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
@@ -175,7 +175,7 @@ class Checkpointing:
                 if await self._restore(conversation_id):
                     return restored
         except CheckpointsUnavailable:
-            if source_id is not None or await self._is_used(conversation_id, action_key[0]):
+            if source_id is not None or await self._log.is_workspace_used(conversation_id):
                 raise
         if source is not None and self._opener is not None:
             _write_note(note_path, action_key, REOPENED)
@@ -185,13 +185,9 @@ class Checkpointing:
                 _log.error("cannot reopen the workspace of %s: %s", conversation_id, error)
             else:
                 return REOPENED
-        notice = LOST if await self._is_used(conversation_id, action_key[0]) else None
+        notice = LOST if await self._log.is_workspace_used(conversation_id) else None
         _write_note(note_path, action_key, notice)
         return notice
-
-    async def _is_used(self, conversation_id: str, action_id: int) -> bool:
-        earlier = await self._log.read(conversation_id, until=action_id)
-        return any(event.workspace_use is not WorkspaceUse.NONE for event in earlier)
 
     async def save_original(self, conversation_id: str) -> None:
         """Save a newly opened workspace and its original state. A failure is logged."""
@@ -221,18 +217,15 @@ class Checkpointing:
 
     async def _find_fork_source(self, conversation_id: str) -> tuple[str | None, int | None]:
         """Return the conversation that this one was forked from, and the event of the fork."""
-        created = (await self._log.read(conversation_id, until=1))[0]
-        assert isinstance(created, ConversationCreated)
         # Either `<conversation>@<event>` or the conversation alone; an imported trajectory has another form.
-        source_id, _, at = (created.forked_from or "").partition("@")
+        source_id, _, at = (await self._log.load_origin(conversation_id)).partition("@")
         if not is_conversation_id(source_id):
             return None, None
         return source_id, int(at) if at.isascii() and at.isdigit() else None
 
     async def has_source(self, conversation_id: str) -> bool:
         """Return whether a workspace was created from a source."""
-        created = (await self._log.read(conversation_id, until=1))[0]
-        return isinstance(created, ConversationCreated) and created.workspace.source is not None
+        return (await self._log.load_workspace(conversation_id)).source is not None
 
     def note_change(self, conversation_id: str) -> None:
         """Count a change that was not made by an action."""

@@ -23,9 +23,9 @@ def test_the_example_of_the_manual() -> None:
     claude, openai = table.pools
     assert [quota.key for quota in claude.quotas] == [OWN_KEY]
     assert [quota.key for quota in openai.quotas] == ["OPENAI_KEY_1", "OPENAI_KEY_2"]
-    assert table.find_pool("anthropic/claude-sonnet-4-5") == claude
-    assert table.find_pool("openai/gpt-9") == openai
-    assert table.find_pool("gemini/x") is None
+    assert table.find_pool("anthropic/claude-sonnet-4-5", "") == claude
+    assert table.find_pool("openai/gpt-9", "") == openai
+    assert table.find_pool("gemini/x", "") is None
     assert claude.quotas[0].render_limits() == ("requests=4000 input=2000000 output=400000 day_start=0 burst=1.000000")
 
 
@@ -33,6 +33,40 @@ def test_the_manual_names_every_field() -> None:
     named = set(re.findall(r"`(\w+)`", MANUAL))
     pool = QuotaTable.parse('[[quota]]\nmodel = "m"').pools[0]
     assert set(type(pool.quotas[0]).model_fields) - named == set()
+
+
+BOUND = """
+[[quota]]
+model = "openai/*"
+tenants = ["acme", "shop"]
+key_env = "KEY_OF_ACME"
+concurrency = 3
+
+[[quota]]
+model = "openai/*"
+concurrency = 5
+"""
+
+
+def test_quota_of_a_tenant_applies_to_its_calls_alone() -> None:
+    table = QuotaTable.parse(BOUND)
+    bound, others = table.pools
+    assert [table.find_pool("openai/x", tenant) for tenant in ("acme", "shop", "mill", "")] == [
+        bound,
+        bound,
+        others,
+        others,
+    ]
+    assert (bound.title, others.title) == ("openai/*@acme,shop", "openai/*")
+    assert len({bound.name, others.name}) == 2
+    assert table.has_key("openai/x", "KEY_OF_ACME")
+    assert not table.has_key("gemini/x", "KEY_OF_ACME")
+
+
+def test_quota_that_never_applies_is_refused() -> None:
+    first, second = BOUND.strip().split("\n\n")
+    with pytest.raises(UsageError, match=r"'openai/\*' for acme, shop never applies"):
+        QuotaTable.parse(f"{second}\n\n{first}")
 
 
 def test_no_setting_is_no_quota() -> None:

@@ -1,0 +1,269 @@
+"""A tool worker with its own user: it answers the action that it claimed, with its capability, and reads no log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.contract.codec import checksum_of
+from broker.contract.events import ConversationCreated, Event
+from broker.contract.fencing import Ownership
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
+from broker.coordination.ownership import DispatchOutcome, Owners
+from broker.coordination.wakeups import WorkerMailbox
+from broker.log.append_call import Closed
+from broker.log.event_log import EventLog
+from broker.log.lost_tails import record_gap, record_reported_gap
+from broker.runtime.errors import DeckhandsError, EventsLost
+from broker.store.store import Store, open_store
+from tests.broker_parts import CID, claim, command, enter, message, output
+from tests.security.test_role_rights import serving_with
+from tests.served_stores import Server, allowed_of, refusals
+
+ACTION = 2
+OTHER = "other-conversation"
+
+
+class World:
+    """A conversation with dispatched actions, its owner, and a tool worker, each as the user of its role."""
+
+    def __init__(self, server: Server, controller: Store, tool: Store) -> None:
+        self.server, self.controller, self.tool = server, controller, tool
+        self.log, self.tool_log = EventLog(controller), EventLog(tool)
+        names = controller.all_shards[0]
+        self.mailbox = WorkerMailbox(controller, names, "w1")
+        self.queue = ActionQueue(tool, names, worker_id="t1", node="n1", pools=("bash",))
+
+    async def dispatch(self, count: int = 1) -> None:
+        ownership = await claim(self.controller, "w1")
+        actions = [command(f"echo {number}") for number in range(count)]
+        await self.log.append_as_owner(ownership, actions, expected_last_id=1, dispatch=range(count))
+
+    async def take(self) -> list[ActionDelivery]:
+        found = [one for one in await self.queue.read(limit=8) if isinstance(one, ActionDelivery)]
+        for delivery in found:
+            assert isinstance(await self.queue.claim(delivery), ActionClaimed)
+        return found
+
+    async def answer(self, delivery: ActionDelivery, text: str = "a.txt", log: EventLog | None = None) -> Any:
+        return await (log or self.tool_log).append_observation(
+            CID,
+            output(delivery.action_id, text),
+            worker_id="t1",
+            place=delivery.location,
+            checksum=checksum_of(delivery.entry),
+        )
+
+    async def observations(self) -> list[Event]:
+        await self.mailbox.read()
+        return [event for event in await self.log.read(CID) if event.cause is not None]
+
+
+@asynccontextmanager
+async def world_on(server: Server) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        controller, tool = await open_store(server.controller), await open_store(server.tool)
+        operator = await open_store(server.operator)
+        for store in (controller, tool, operator):
+            stack.push_async_callback(store.aclose)
+        await EventLog(operator).create(ConversationCreated(conversation_id=CID), key="begin")
+        await EventLog(operator).create(ConversationCreated(conversation_id=OTHER), [message("a secret")], key="begin")
+        await enter(controller, "w1")
+        await enter(tool, "t1", node="n1")
+        world = World(server, controller, tool)
+        stack.push_async_callback(world.mailbox.aclose)
+        stack.push_async_callback(world.queue.aclose)
+        yield world
+
+
+@pytest.fixture(params=["valkey", "redis"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with serving_with(request.param, tmp_path) as server, world_on(server) as found:
+        yield found
+
+
+async def test_claimed_action_is_answered_with_its_capability(world: World) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    await world.answer(delivery)
+    # What is read first is settled; the event comes with the next notification.
+    carried = await world.mailbox.read() or await world.mailbox.read()
+    assert carried[CID] is not None
+    assert carried[CID].event_id == ACTION + 1
+    (found,) = await world.observations()
+    assert (found.cause, found.content) == (ACTION, "a.txt")  # type: ignore[attr-defined]
+    call = world.controller.call
+    names = world.controller.keys(CID)
+    assert await call("EXISTS", f"{names.root}:results", f"{names.root}:grants") == 0
+    assert await refusals(world.server) == []
+
+
+async def test_more_actions_than_a_stream_holds_are_answered(world: World) -> None:
+    await world.dispatch(30)
+    answered = 0
+    while answered < 30:
+        for delivery in await world.take():
+            await world.answer(delivery, f"answer {delivery.action_id}")
+            answered += 1
+    found = await world.observations()
+    assert sorted(event.cause or 0 for event in found) == list(range(2, 32))
+    assert {event.content for event in found} == {f"answer {n}" for n in range(2, 32)}  # type: ignore[attr-defined]
+    assert await refusals(world.server) == []
+
+
+async def test_an_answer_given_twice_is_in_the_log_once(world: World) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    await world.answer(delivery, "first")
+    await world.answer(delivery, "second")
+    (found,) = await world.observations()
+    assert found.content == "first"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("forgery", ["no capability", "a wrong one", "of another action", "not claimed", "no action"])
+async def test_forged_results_do_not_reach_the_log(world: World, forgery: str) -> None:
+    await world.dispatch(2)
+    first, second = sorted(await world.queue.read(limit=8), key=lambda one: one.action_id)  # type: ignore[union-attr]
+    names = world.tool.keys(CID)
+    carried = {}
+    for one in (first, second):
+        stream, _, entry = one.location.partition("|")
+        ((_, flat),) = await world.tool.call("XRANGE", stream, entry, entry)
+        carried[one.action_id] = dict(zip(flat[::2], flat[1::2], strict=True))
+    capability = {number: about[b"k"] for number, about in carried.items()}
+    assert len(set(capability.values())) == 2
+    if forgery != "not claimed":
+        await world.queue.claim(first)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {
+        "a": first.action_id if forgery != "no action" else 1,
+        "w": "t1",
+        "k": {
+            "no capability": b"",
+            "a wrong one": b"0" * 40,
+            "of another action": capability[second.action_id],
+        }.get(forgery, capability[first.action_id]),
+        "s": "",
+        "f": "",
+        "u": "1",
+        "e": carried[first.action_id][b"e"],
+    }
+    await world.tool.call("XADD", f"{names.root}:results", "*", *[part for item in fields.items() for part in item])
+    await world.tool.call("XADD", world.controller.all_shards[0].mailbox("w1"), "*", "c", CID, "r", "1")
+    assert await world.observations() == []
+    assert await world.log.load_last_id(CID) == 3
+    assert await world.controller.call("EXISTS", f"{names.root}:results") == 0
+
+
+async def test_tool_worker_reaches_no_log(world: World) -> None:
+    await world.dispatch()
+    beyond = []
+    for cid in (CID, OTHER):
+        root = world.tool.keys(cid).root
+        beyond += [f"XRANGE {root}:events - +", f"XREAD STREAMS {root}:events 0", f"XLEN {root}:events"]
+        beyond += [f"XADD {root}:events * e x", f"XTRIM {root}:events MAXLEN 0", f"DEL {root}:events"]
+        beyond += [f"HGETALL {root}:grants", f"HSET {root}:grants 2 x", f"XRANGE {root}:results - +"]
+        beyond += [f"DEL {root}:results", f"XTRIM {root}:results MAXLEN 0"]
+    root, shard = world.tool.keys(CID).root, world.tool.all_shards[0].root
+    beyond += [f"FCALL deck_settle 2 {root} {shard} {CID}"]
+    assert await allowed_of(beyond, world.server.tool) == []
+    with pytest.raises(DeckhandsError):
+        await world.tool_log.append(OTHER, [message("forged")], key="forged")
+    with pytest.raises(DeckhandsError):
+        await world.tool_log.read(OTHER)
+    # A tool worker that makes itself an owner still cannot append.
+    await world.tool.call("HSET", world.tool.keys(OTHER).meta, "owner", "t1", "token", "1")
+    with pytest.raises(DeckhandsError):
+        await world.tool_log.append_as_owner(Ownership(OTHER, "t1", "1"), [message("forged")], expected_last_id=2)
+    assert len(await world.log.read(OTHER)) == 2
+
+
+async def test_result_is_settled_by_the_next_owner(world: World) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    call = world.controller.call
+    await call("HDEL", world.controller.keys(CID).meta, "owner")
+    await world.answer(delivery)
+    await enter(world.controller, "w2")
+    claimed = await claim(world.controller, "w2")
+    assert claimed.worker_id == "w2"
+    assert [event.cause for event in await world.log.read(CID) if event.cause] == [ACTION]
+
+
+async def test_action_of_an_earlier_version_gets_a_capability_when_it_is_repeated(world: World) -> None:
+    ownership = await claim(world.controller, "w1")
+    await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
+    grants = f"{world.controller.keys(CID).root}:grants"
+    await world.controller.call("DEL", grants)  # as if its controller had had no right to write one
+    (delivery,) = await world.take()
+    await world.answer(delivery, "refused")
+    assert await world.observations() == []
+    outcome = await Owners(world.controller).dispatch(ownership, ACTION, delivery.entry)
+    assert outcome is DispatchOutcome.ENQUEUED
+    (again,) = [one for one in await world.queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    assert isinstance(await world.queue.claim(again), ActionReclaimed)  # so the journal is asked first
+    await world.answer(again, "accepted")
+    (found,) = await world.observations()
+    assert found.content == "accepted"  # type: ignore[attr-defined]
+
+
+async def test_owner_decides_only_with_the_results_that_wait(world: World) -> None:
+    ownership = await claim(world.controller, "w1")
+    await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
+    (delivery,) = await world.take()
+    await world.answer(delivery)
+    outcome = await world.log.append_as_owner(ownership, [message("decided")], expected_last_id=2)
+    assert type(outcome).__name__ == "Conflict"
+    assert await world.log.load_last_id(CID) == 3
+    released = await Owners(world.controller).release(ownership, seen_id=2)
+    assert released == 3
+
+
+async def test_closed_conversation_takes_no_result(world: World) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    names = world.controller.keys(CID)
+    await world.controller.call("HSET", names.meta, "closed", "1")
+    assert await world.answer(delivery) == Closed()
+    await world.controller.call("HDEL", names.meta, "closed")
+    await world.answer(delivery)
+    await world.controller.call("HSET", names.meta, "closed", "1")
+    assert await world.observations() == []
+
+
+async def test_worker_learns_of_its_actions_without_reading_the_log(world: World) -> None:
+    await world.dispatch(2)
+    first, second = sorted(await world.take(), key=lambda one: one.action_id)
+    await world.tool_log.check_action(CID, first.action_id, checksum_of(first.entry))
+    with pytest.raises(EventsLost):
+        await world.tool_log.check_action(CID, first.action_id, checksum_of(second.entry))
+    await world.answer(first)
+    await world.mailbox.read()
+    await world.tool_log.check_action(CID, first.action_id, checksum_of(first.entry))
+    assert await world.tool_log.load_tenant(CID) == await world.tool_log.load_origin(CID) == ""
+    assert await world.tool_log.is_workspace_used(CID)
+    assert (await world.tool_log.load_workspace(CID)).pool == "bash"
+    assert await refusals(world.server) == []
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+async def test_loss_that_a_tool_worker_reports_is_checked(world: World, is_true: bool) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    checksum = "00000000" if is_true else checksum_of(delivery.entry)
+    await record_gap(world.tool_log, EventsLost(CID, 2, ACTION, checksum), noticed_by="a workspace host")
+    await world.mailbox.read()
+    (gap,) = world.mailbox.take_gaps().items()
+    await record_reported_gap(world.log, *gap)
+    kinds = [event.kind for event in await world.log.read(CID)]
+    assert ("observation.events_lost" in kinds) is is_true
+    assert await refusals(world.server) == []
+
+
+def test_page_names_what_a_tool_worker_cannot_do() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rights.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| tool worker |")]
+    assert "read or write a log" in row.split("|")[3]
