@@ -29,6 +29,7 @@ from .directory import record_request as record_request, write_report as write_r
 from .evaluating import ROWS as ROWS, resolve_model as resolve_model, resolve_repositories as resolve_repositories
 from .evaluation import AGENT_FAULT_CODES as AGENT_FAULT_CODES, LIMITS as LIMITS
 from .exports.atif import to_atif as to_atif
+from .exports.conversation import export_conversation as export_conversation
 from .exports.dialogue import Dialogue as Dialogue, to_dialogue as to_dialogue
 from .exports.inspect_log import to_inspect_log as to_inspect_log, to_inspect_message as to_inspect_message
 from .exports.predictions import to_prediction as to_prediction

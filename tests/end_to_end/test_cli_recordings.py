@@ -104,3 +104,17 @@ def test_a_trajectory_that_was_cut_off_continues_and_repeats_nothing(tmp_path: P
         assert [event["cause_id"] for event in events if event["kind"] == "observation.outcome_unknown"] == [7]
         assert deckhands("replay", conversation, env=env).code == 0
     assert not (project / "ran.txt").exists()
+
+
+def test_conversation_is_exported_in_the_formats_of_evaluations(env: dict[str, str], tmp_path: Path) -> None:
+    (trajectory,) = [json.loads(deckhands("export", ID, "--format", "atif", env=env).out)]
+    assert (trajectory["session_id"], trajectory["extra"]["outcome"]) == (ID, "unscored")
+    assert [step["step_id"] for step in trajectory["steps"]] == [*range(1, len(trajectory["steps"]) + 1)]
+    (example,) = deckhands("export", ID, "--format", "sft", env=env).json
+    assert [message["role"] for message in example["messages"]][:3] == ["system", "user", "assistant"]
+    assert example["metadata"]["conversation_id"] == ID
+    path = tmp_path / "log.json"
+    assert deckhands("export", ID, "--format", "inspect", "-o", path, env=env).code == 0
+    log = json.loads(path.read_text())
+    assert (log["results"]["scores"], log["eval"]["scorers"]) == ([], [])
+    assert "scores" not in log["samples"][0]

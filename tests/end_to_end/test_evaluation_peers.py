@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -103,6 +104,19 @@ def test_inspects_reader_opens_the_log(evaluated: tuple[Path, dict[str, str]]) -
     assert roles[:2] == ["system", "user"]
     assert {"assistant", "tool"} <= set(roles)
     assert task == "Your working directo"
+
+
+def test_inspects_reader_opens_an_exported_conversation(tmp_path: Path) -> None:
+    folder, path = tmp_path / "runs" / "run-1", tmp_path / "log.json"
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "replay" / "golden" / "files_and_an_unknown_tool.jsonl", folder / "events.jsonl")
+    done = deckhands("export", "run-1", "--format", "inspect", "-o", path, env=environment(tmp_path))
+    assert done.code == 0, done
+    program = (
+        "import json, sys\nfrom inspect_ai.log import read_eval_log\nlog = read_eval_log(sys.argv[1])\n"
+        "print(json.dumps([log.status, log.samples[0].id, log.samples[0].scores, log.samples[0].messages[0].role]))"
+    )
+    assert asked_of("inspect", program, path) == ["success", "run-1", None, "system"]
 
 
 @contextmanager

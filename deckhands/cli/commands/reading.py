@@ -49,7 +49,7 @@ SUMMARIES = {
     "export": "Write the events of a conversation, one JSON object per line.",
 }
 
-FORMATS = ("events", "openhands", "openhands-sdk")
+FORMATS = ("events", "openhands", "openhands-sdk", "atif", "inspect", "sft")
 WAITS = {
     "batch": "a batch of model calls at its provider (batch)",
     "delegate": "its delegates (delegate)",
@@ -87,7 +87,7 @@ class LogsOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Options of `export`; `style` is `events` or `openhands`."""
+    """Options of `export`; `style` is one of `FORMATS`."""
 
     conversation_id: str
     task: str | None
@@ -160,6 +160,8 @@ def export(options: ExportOptions) -> None:
 
     With --format openhands, write one JSON list: a trajectory as OpenHands V0 saves and reads it. With --format
     openhands-sdk, write a conversation directory of OpenHands' SDK (V1); -o names the directory, which must not exist.
+    With --format atif, inspect or sft, write it as an evaluation would: a trajectory of Harbor, a log of inspect_ai, or
+    an example for fine-tuning.
     """
     output = options.output
     events = asyncio.run(read_events(CliSettings.from_env(), options.conversation_id, is_lenient=True))
@@ -172,6 +174,10 @@ def export(options: ExportOptions) -> None:
         trajectory, left_out = to_trajectory(events)
         _report_left_out(left_out)
         text = json.dumps(trajectory, indent=4) + "\n"
+    elif options.style in ("atif", "inspect", "sft"):
+        from deckhands.evaluation import export_conversation
+
+        text = export_conversation(options.conversation_id, events, options.style)
     else:
         text = "".join(render_event_line(event) + "\n" for event in events)
     if output is None:

@@ -28,6 +28,8 @@ LIMITS = {
 }
 FAILURES = {"infra-abandoned": "The infrastructure failed", "setup_failed": "The set-up failed"}
 """The outcomes that are errors of samples."""
+UNSCORED = "unscored"
+"""The outcome of a conversation that is no attempt of an evaluation."""
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 Fields = dict[str, Any]
 Row = Mapping[str, Any]
@@ -43,6 +45,8 @@ def to_inspect_log(name: str, dataset: str, model: str, attempts: Sequence[tuple
     attempts = [(row, dialogue) for row, dialogue in attempts if row["outcome"] != "not-run"]
     samples = [_sample(row, dialogue) for row, dialogue in attempts]
     counted = [row for row, _ in attempts if row["outcome"] not in FAILURES]
+    scored = [row for row in counted if row["outcome"] != UNSCORED]
+    scores = [{"name": SCORER, "scorer": SCORER, "metrics": _metrics(scored)}] if scored or not counted else []
     ids = list(dict.fromkeys(str(row["instance"]) for row, _ in attempts))
     moments = [turn.at for _, dialogue in attempts if dialogue for turn in dialogue.turns if turn.at is not None]
     begun, ended = (min(moments), max(moments)) if moments else (NEVER, NEVER)
@@ -61,13 +65,13 @@ def to_inspect_log(name: str, dataset: str, model: str, attempts: Sequence[tuple
             "dataset": {"name": dataset, "samples": len(ids), "sample_ids": ids},
             "model": model if "/" in model else f"deckhands/{model}",
             "config": {"epochs": max((int(row["attempt"]) for row, _ in attempts), default=1)},
-            "scorers": [{"name": SCORER}],
+            "scorers": [{"name": SCORER}] if scores else [],
         },
         "plan": {"name": "plan", "steps": [{"solver": f"deckhands/{agent}", "params": {}}], "config": {}},
         "results": {
             "total_samples": len(attempts),
             "completed_samples": len(counted),
-            "scores": [{"name": SCORER, "scorer": SCORER, "metrics": _metrics(counted)}],
+            "scores": scores,
         },
         "stats": {"started_at": format_time(begun), "completed_at": format_time(ended), "model_usage": {model: usage}},
         "samples": samples,
@@ -113,7 +117,7 @@ def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
         case outcome if outcome in FAILURES:
             text = f"{FAILURES[outcome]}: {row['cause']}."
             sample["error"] = {"message": text, "traceback": text, "traceback_ansi": text}
-        case outcome:
+        case outcome if outcome != UNSCORED:
             reward = row.get("reward")
             is_plain = reward is None or reward == float(outcome == "resolved")
             value = ("C" if outcome == "resolved" else "I") if is_plain else reward
