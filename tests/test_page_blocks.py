@@ -148,9 +148,11 @@ def test_yaml_is_what_its_reader_takes(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", of("markdown"))
-def test_markdown_is_a_skill(block: Block) -> None:
-    found = parse_skills([(".openhands/skills/a.md", block.text)])
-    assert [skill.name for skill in found.skills] == ["release"]
+def test_markdown_is_a_skill_or_an_agent(block: Block) -> None:
+    folder = "agents" if "\ntools:" in block.text else "skills"
+    found = parse_skills([(f".agents/{folder}/a.md", block.text)])
+    names = [*(skill.name for skill in found.skills), *(agent.name for agent in found.agents.values())]
+    assert names == [{"agents": "reviewer", "skills": "release"}[folder]]
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in NOT_RUN])

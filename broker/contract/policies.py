@@ -93,7 +93,7 @@ class ConfirmationPolicy(BaseModel):
             higher of the two), `none` (unknown), or the name of a plug-in.
         settings: for plug-ins; no secrets.
         deadline_seconds: how long a question waits for its answer; None: for ever.
-        default: what happens then: `reject` (the agent reads why, and continues), `confirm` or `stop`.
+        default: what happens then: `reject` (the agent reads why, and continues), `confirm` or `stop`; None: `reject`.
         reminder_seconds: when to record a reminder, which webhooks can send; None: never.
     """
 
@@ -105,12 +105,12 @@ class ConfirmationPolicy(BaseModel):
     analyzer: str = Field(default="ensemble", pattern=PLUGIN_NAME)
     settings: JsonObject | None = None
     deadline_seconds: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=False)
-    default: Literal["reject", "confirm", "stop"] = "reject"
+    default: Literal["reject", "confirm", "stop"] | None = None
     reminder_seconds: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:
-        if self.deadline_seconds is None and self.default != "reject":
+        if self.deadline_seconds is None and self.default is not None:
             raise ValueError(f"the default {self.default} needs a deadline: give deadline_seconds")
         if self.reminder_seconds is not None and self.reminder_seconds >= (self.deadline_seconds or math.inf):
             raise ValueError("the reminder has to come before the deadline")

@@ -12,7 +12,7 @@ from controller_worker.core.effects import Append
 from controller_worker.core.pending import PendingAction
 
 if TYPE_CHECKING:
-    from controller_worker.core.concerns.delegation import Delegate
+    from controller_worker.core.concerns.delegation import Delegate, ManagingAction
     from controller_worker.core.state import State
 
 EVERYTHING = 0
@@ -60,7 +60,7 @@ def announce(
     return Append(tuple(events), tuple(answers), cancels)
 
 
-def make_not_executed(action: PendingAction | Delegate, text: str, error_id: str) -> ErrorObservation:
+def make_not_executed(action: PendingAction | Delegate | ManagingAction, text: str, error_id: str) -> ErrorObservation:
     """Return the observation of an action that will not run, or will not run to its end."""
     return ErrorObservation(
         content=text,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from broker.contract import (
     NO_SKILLS,
@@ -50,7 +50,7 @@ from broker.log import (
 )
 from broker.runtime import ConversationMoved, EventsLost, UnknownConversation, UsageError, failpoint, format_count
 from broker.store import Store
-from controller_worker.agents import check_agent, create_agent
+from controller_worker.agents import check_agent, create_agent, list_agents
 from controller_worker.core import (
     NOT_STARTED,
     STARTED,
@@ -75,7 +75,11 @@ AT_ONCE = 16
 FIRST_MESSAGE = 2
 """The event in a delegate's log that contains its task."""
 _STATES = {"pause": AgentState.PAUSED, "resume": AgentState.RUNNING, "stop": AgentState.STOPPED}
-_DONE = {"message": "Sent to", "pause": "Paused", "resume": "Resumed", "stop": "Told to stop"}
+_DONE_TEXTS = {"message": "Sent to", "pause": "Paused", "resume": "Resumed", "stop": "Told to stop"}
+_Outcome = Literal["done", "ended", "paused"]
+_DONE: _Outcome = "done"
+_ENDED: _Outcome = "ended"
+_PAUSED: _Outcome = "paused"
 WAITS_FOR_USER = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
 
 
@@ -120,6 +124,9 @@ class Delegates:
         await _for_each(delegates, partial(self._restart, state))
 
     async def _restart(self, state: State, delegate: Delegate) -> None:
+        delegate_id = make_delegate_id(state.setup.conversation_id, delegate.id)
+        if await self._conversations.load_rows([delegate_id]):
+            return
         try:
             await self._create(state, delegate)
         except UsageError as error:  # an agent that is known where the fork was made
@@ -159,34 +166,40 @@ class Delegates:
 
     async def manage(self, state: State, action: ManageDelegatesAction) -> DelegatesObservation:
         """Carry out an action of the agent on its delegates in the background. Idempotent."""
-        running = {delegate.id: delegate for delegate in state.delegation.delegates if delegate.is_in_background}
-        unknown = [number for number in action.numbers if number not in running]
-        if unknown:
-            known = ", ".join(f"{delegate.id} ({delegate.agent})" for delegate in running.values()) or "none"
-            return DelegatesObservation(
-                content=f"No delegate with the number {unknown[0]} works in the background. Those that do: {known}."
-            )
-        chosen = [running[number] for number in action.numbers] or [*running.values()]
+        known = {delegate.id: delegate for delegate in state.delegation.delegates if not delegate.is_forgotten}
+        running = [delegate for delegate in known.values() if delegate.is_in_background]
+        unknown = [number for number in action.numbers if number not in known]
+        chosen = [known[number] for number in action.numbers if number in known] or ([] if action.numbers else running)
+        said: list[str] = []
+        numbers: tuple[int, ...] = ()
         match action.operation:
             case "list":
-                lines = await _for_each(chosen, partial(self._describe, state.setup.conversation_id))
-                return DelegatesObservation(content="\n".join(lines) or "No delegate works in the background.")
+                said = await _for_each(chosen, partial(self._describe, state.setup.conversation_id))
+                said = said or ["No delegate works in the background."]
             case "wait":
-                waits_for = [delegate.id for delegate in chosen if not delegate.is_paused]
-                if not waits_for:
-                    return DelegatesObservation(content="There is no delegate to wait for.")
-                text = f"Waited for {'any' if action.join == 'any' else 'all'} of: {', '.join(map(str, waits_for))}."
-                return DelegatesObservation(content=text, numbers=tuple(waits_for))
+                numbers = tuple(one.id for one in chosen if one.is_in_background and not one.is_paused)
+                joined = "any" if action.join == "any" else "all"
+                said = [
+                    f"Waited for {joined} of: {_list(numbers)}." if numbers else "There is no delegate to wait for."
+                ]
+            case _ if state.lifecycle.agent_state in TERMINAL_STATES:
+                said = ["This was not done: your own work was ended."]
             case "resume" if not has_room(state):
-                return DelegatesObservation(
-                    content="They cannot be resumed: you have used what was reserved for them. Stop them instead."
-                )
-        reached = await _for_each(chosen, partial(self._control, state, action))
-        done = tuple(delegate.id for delegate, is_done in zip(chosen, reached, strict=True) if is_done)
-        ended = [delegate.id for delegate, is_done in zip(chosen, reached, strict=True) if not is_done]
-        said = [f"{_DONE[action.operation]}: {', '.join(map(str, done))}."] if done else []
-        said += [f"Already ended: {', '.join(map(str, ended))}. You will get the result."] if ended else []
-        return DelegatesObservation(content=" ".join(said), numbers=done)
+                said = ["They cannot be resumed: you have used what was reserved for them. Stop them instead."]
+            case _:
+                outcomes = await _for_each(chosen, partial(self._control, state, action))
+                numbers = tuple(one.id for one, outcome in zip(chosen, outcomes, strict=True) if outcome is _DONE)
+                for outcome, text in (
+                    (_DONE, f"{_DONE_TEXTS[action.operation]}: {{}}."),
+                    (_ENDED, "Already ended: {}. You will get the result."),
+                    (_PAUSED, "Paused: {}. Resume them first."),
+                ):
+                    found = [one.id for one, is_it in zip(chosen, outcomes, strict=True) if is_it is outcome]
+                    said += [text.format(_list(found))] if found else []
+        if unknown:
+            names = ", ".join(f"{one.id} ({one.agent})" for one in running) or "none"
+            said.append(f"There is no delegate {_list(unknown)}. Those that work in the background: {names}.")
+        return DelegatesObservation(content="\n".join(said), numbers=numbers)
 
     async def _describe(self, parent_id: str, delegate: Delegate) -> str:
         """Return a line about a delegate for its parent's agent."""
@@ -198,31 +211,38 @@ class Delegates:
         steps = format_count(int(row.fields.get("iterations") or 0), "step")
         return f"{delegate.id} {delegate.agent}: {state}, {steps}, ${row.cost_usd:.4f}. {row.title}"
 
-    async def _control(self, state: State, action: ManageDelegatesAction, delegate: Delegate) -> bool:
-        """Append a message or an order to a delegate's log; return False if it has ended.
+    async def _control(self, state: State, action: ManageDelegatesAction, delegate: Delegate) -> _Outcome:
+        """Append a message or an order to a delegate's log, unless it has ended.
 
-        What comes after the end would start the delegate again, although its share of the limits is released.
+        What comes after the end would start the delegate again, although its share of the limits is released. So would
+        a message to a paused one.
         """
         parent_id = state.setup.conversation_id
+        if not delegate.is_in_background or delegate.is_stopping:
+            return _ENDED
         event: Event
         if action.operation == "message":
+            if delegate.is_paused:
+                return _PAUSED
             event = MessageAction(content=action.text, source=EventSource.USER)
         else:
             event = ChangeAgentStateAction(agent_state=_STATES[action.operation], source=EventSource.ENVIRONMENT)
         delegate_id = make_delegate_id(parent_id, delegate.id)
-        overs = TERMINAL_STATES | WAITS_FOR_USER if state.setup.headless else TERMINAL_STATES
+        ends = TERMINAL_STATES | (WAITS_FOR_USER if state.setup.headless else frozenset())
+        if _has_deadline(state, delegate):
+            ends -= {AgentState.AWAITING_USER_CONFIRMATION}
         while True:
             try:
                 row = await self._conversations.load_row(delegate_id)
-                if row.state in overs:
-                    return False
+                if row.state in ends:
+                    return _ENDED
                 key = f"manage:{parent_id}:{action.id}"
                 outcome = await self._log.append(delegate_id, [event], key=key, seen_id=row.last_event_id)
             except ConversationMoved:
                 continue  # it works meanwhile
             except UnknownConversation:
-                return False
-            return not isinstance(outcome, Closed)
+                return _ENDED
+            return _ENDED if isinstance(outcome, Closed) else _DONE
 
     async def _create(self, state: State, delegate: Delegate) -> None:
         action = await read_event(self._log, state.setup.conversation_id, delegate.id)
@@ -258,7 +278,10 @@ class Delegates:
                 level=state.setup.delegate_level + 1,
             ),
         )
-        message = MessageAction(content=task, source=EventSource.USER)
+        first: list[Event] = [MessageAction(content=task, source=EventSource.USER)]
+        if delegate.is_paused or delegate.is_stopping:  # a fork inherits it
+            asked = AgentState.STOPPED if delegate.is_stopping else AgentState.PAUSED
+            first.append(ChangeAgentStateAction(agent_state=asked, source=EventSource.ENVIRONMENT))
         # A directory name is only valid on the node of the parent.
         node = (
             (await self._conversations.load_row(state.setup.conversation_id)).node if state.setup.workspace.path else ""
@@ -269,7 +292,7 @@ class Delegates:
             if self._log.secrets is not None:  # before its first event, so that they are masked in it
                 await self._log.secrets.lend(state.setup.conversation_id, conversation_id)
             key = f"delegate:{delegate.id}"
-            return await self._log.create(created, [message], key=key, node=node, shards=shards)
+            return await self._log.create(created, first, key=key, node=node, shards=shards)
 
         outcome = await self._log.store.repeat_if_raised(create)
         if isinstance(outcome, Duplicate) and not await _has_task(self._log, conversation_id, task):
@@ -286,7 +309,8 @@ class Delegates:
             return {}
         survey = await read_event(self._log, setup.conversation_id, state.survey.answer_id)
         files = await parse_survey_skills_in_turns(survey) if isinstance(survey, Observation) else NO_SKILLS
-        return {agent.name: agent for agent in files.agents.values() if agent.name not in setup.agent.delegates}
+        taken = {*setup.agent.delegates, *list_agents()}
+        return {agent.name: agent for agent in files.agents.values() if agent.name not in taken}
 
     def _choose_model(self, file: AgentFile, tenant: str) -> str | None:
         """Return the model of a file if an entry of the operator's table offers it; None for the parent's.
@@ -296,6 +320,17 @@ class Delegates:
         entries = self._models.table.entries
         is_offered = any(entry.is_for(tenant) and entry.matches(file.model) for entry in entries)
         return file.model if file.model and is_offered else None
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _has_deadline(state: State, delegate: Delegate) -> bool:
+    """Return whether the questions of a delegate have a deadline, after which it continues."""
+    spec = state.setup.agent.delegates.get(delegate.agent)
+    policies = (state.setup.agent.confirmation, *([spec.confirmation] if spec is not None else []))
+    return any(policy.deadline_seconds is not None for policy in policies)
 
 
 async def _for_each(delegates: Sequence[Delegate], work: Callable[[Delegate], Awaitable[T]]) -> list[T]:
@@ -386,10 +421,14 @@ async def report_failure(log: EventLog, conversation_id: str, reason: str) -> No
 
 
 def is_over(state: State) -> bool:
-    """Return whether a delegate has ended for its parent. In the background of a headless run, a question ends it."""
-    return state.lifecycle.agent_state in TERMINAL_STATES or (
-        state.setup.headless and state.lifecycle.agent_state in WAITS_FOR_USER
-    )
+    """Return whether a delegate has ended for its parent.
+
+    In the background of a headless run, a question ends it. One with a deadline does not: it continues afterwards.
+    """
+    now = state.lifecycle.agent_state
+    if now is AgentState.AWAITING_USER_CONFIRMATION and state.setup.agent.confirmation.deadline_seconds is not None:
+        return False
+    return now in TERMINAL_STATES or (state.setup.headless and now in WAITS_FOR_USER)
 
 
 def make_delegate_spec(parent: AgentSpec, name: str) -> AgentSpec:

@@ -86,7 +86,7 @@ class SpecOptions:
     user: str
     confirm: str
     confirm_within: float | None
-    confirm_default: Literal["reject", "confirm", "stop"]
+    confirm_default: Literal["reject", "confirm", "stop"] | None
     confirm_reminder: float | None
     clone_depth: int | None
     clone_secret: str
@@ -221,9 +221,7 @@ _OPTIONS = (
     click.option(
         "--confirm-default",
         type=click.Choice(["reject", "confirm", "stop"]),
-        default="reject",
-        show_default=True,
-        help="What then happens. After `reject`, the agent continues.",
+        help="What then happens; by default `reject`, after which the agent continues.",
     ),
     click.option(
         "--confirm-reminder",

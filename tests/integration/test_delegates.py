@@ -26,6 +26,7 @@ from broker.contract.events import (
     Parent,
     Tenancy,
     WorkspaceSpec,
+    with_id,
 )
 from broker.contract.observations import (
     AgentDelegateObservation,
@@ -41,7 +42,7 @@ from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
 from broker.log.lost_tails import record_gap
 from broker.runtime.errors import EventsLost
-from controller_worker.core.controller import fold
+from controller_worker.core.controller import apply, fold
 from controller_worker.core.effects import NotifyDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.conversation_loop import ConversationLoop
@@ -163,7 +164,7 @@ async def test_agent_controls_its_delegates_by_tool_calls(hands: Hands) -> None:
         "Paused: 8.",
         "There is no delegate to wait for.",
         "Resumed: 8.",
-        "No delegate with the number 99 works in the background. Those that do: 8 (helper).",
+        "There is no delegate 99. Those that work in the background: 8 (helper).",
         "Waited for all of: 8.",
     ]
     assert loop.state.lifecycle.agent_state is AgentState.RUNNING
@@ -182,7 +183,7 @@ async def test_delegate_that_has_ended_gets_no_more_messages(hands: Hands) -> No
     script.write_text(json.dumps({"turns": [FINISH]}))
     helper = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
     agent = delegating(hands, helper=helper).model_copy(update={"enable_delegate_control": True})
-    await hands.begin(delegate_calls(background=True), agent=agent)
+    await hands.begin(delegate_calls(background=True), {"text": "What now?"}, agent=agent)
     loop = await hands.go()
     delegate_id = make_delegate_id(CID, BACKGROUND)
     state = loop.state
@@ -194,6 +195,55 @@ async def test_delegate_that_has_ended_gets_no_more_messages(hands: Hands) -> No
         done = await delegates.manage(state, action)
         assert (done.content, done.numbers) == ("Already ended: 8. You will get the result.", ())
     assert await hands.log.load_last_id(delegate_id) == length
+
+
+async def test_control_of_several_does_what_is_possible(hands: Hands) -> None:
+    """An end that comes between two tries must not turn what was done into nothing."""
+    agent = delegating(hands).model_copy(update={"enable_delegate_control": True})
+    await hands.begin(delegate_calls(2, background=True), {"text": "What now?"}, agent=agent)
+    loop = await hands.go()
+    one, two = (delegate.id for delegate in loop.state.delegation.delegates)
+    end = DelegateEnded(delegate_id=one, conversation_id=make_delegate_id(CID, one), agent_state=AgentState.FINISHED)
+    state = apply(loop.state, with_id(end, loop.state.version + 1))
+    action = ManageDelegatesAction(id=100, operation="pause", numbers=(one, two, 77))
+    done = await Delegates(hands.log, hands.store, hands.services.models).manage(state, action)
+    assert done.numbers == (two,)
+    assert done.content.splitlines() == [
+        f"Paused: {two}.",
+        f"Already ended: {one}. You will get the result.",
+        f"There is no delegate 77. Those that work in the background: {two} (helper).",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"is_paused": True}, "Paused: 8. Resume them first."),
+        ({"is_stopping": True}, "Already ended: 8. You will get the result."),
+    ],
+)
+async def test_message_starts_no_delegate_that_is_paused_or_told_to_stop(
+    hands: Hands, changes: dict[str, bool], said: str
+) -> None:
+    loop, delegate_id = await begin_control(hands, {"text": "What now?"})
+    (delegate,) = loop.state.delegation.delegates
+    state = replace(loop.state, delegation=replace(loop.state.delegation, delegates=(replace(delegate, **changes),)))
+    length = await hands.log.load_last_id(delegate_id)
+    action = ManageDelegatesAction(id=99, operation="message", numbers=(BACKGROUND,), text="Hurry.")
+    done = await Delegates(hands.log, hands.store, hands.services.models).manage(state, action)
+    assert (done.content, done.numbers) == (said, ())
+    assert await hands.log.load_last_id(delegate_id) == length
+
+
+async def test_fork_starts_a_paused_delegate_paused(hands: Hands) -> None:
+    loop, delegate_id = await begin_control(hands, {"text": "What now?"})
+    (delegate,) = loop.state.delegation.delegates
+    keys = hands.store.place_new(delegate_id) if hasattr(hands.store, "place_new") else hands.store.keys(delegate_id)
+    await hands.store.connection.call("DEL", keys.events, keys.meta, keys.once)
+    paused = replace(delegate, is_paused=True)
+    state = replace(loop.state, delegation=replace(loop.state.delegation, delegates=(paused,)))
+    await Delegates(hands.log, hands.store, hands.services.models).restart(state, [delegate.id])
+    assert await told(hands, delegate_id) == [AgentState.PAUSED]
 
 
 async def test_control_that_is_repeated_has_one_effect(hands: Hands) -> None:

@@ -66,6 +66,7 @@ class ConfirmationProgress:
         reason: the reason given with the latest answer.
         asked_at: when the user was asked; None if nothing is asked.
         is_reminded: the user was reminded.
+        question_id: the latest call whose MCP server asks the user something. Only a user can answer it.
     """
 
     asked_id: int | None = None
@@ -74,6 +75,7 @@ class ConfirmationProgress:
     reason: str | None = None
     asked_at: datetime | None = None
     is_reminded: bool = False
+    question_id: int | None = None
 
 
 def is_answer(state: State, event: ChangeAgentStateAction) -> bool:
@@ -109,6 +111,8 @@ def _after_request(
 
 
 def _after_action(confirmation: ConfirmationProgress, action: RiskyAction, state: State) -> ConfirmationProgress:
+    if action.replaces is None and action.__dict__.get("asks") is not None:
+        return evolve(confirmation, question_id=action.id)
     is_confirmed = action.replaces is not None and action.confirmation_state is not ConfirmationStatus.REJECTED
     return evolve(confirmation, confirmed_id=action.id) if is_confirmed else confirmation
 
@@ -121,7 +125,8 @@ def await_answer(state: State, now: datetime) -> Effect | None:
     policy = state.setup.agent.confirmation
     deadline = None if policy.deadline_seconds is None else asked.asked_at + timedelta(seconds=policy.deadline_seconds)
     if deadline is not None and now >= deadline:
-        return Append((_make_default_answer(policy, asked.asked_id),))
+        answer = "reject" if asked.asked_id == asked.question_id else policy.default or "reject"
+        return Append((_make_default_answer(policy, answer, asked.asked_id),))
     reminder = None
     if policy.reminder_seconds is not None and not asked.is_reminded:
         reminder = asked.asked_at + timedelta(seconds=policy.reminder_seconds)
@@ -131,12 +136,12 @@ def await_answer(state: State, now: datetime) -> Effect | None:
     return None if due is None else Park(due, "confirmation")
 
 
-def _make_default_answer(policy: ConfirmationPolicy, action_id: int | None) -> ChangeAgentStateAction:
-    answer = {"reject": AgentState.USER_REJECTED, "confirm": AgentState.USER_CONFIRMED, "stop": AgentState.STOPPED}
+def _make_default_answer(policy: ConfirmationPolicy, answer: str, action_id: int | None) -> ChangeAgentStateAction:
+    states = {"reject": AgentState.USER_REJECTED, "confirm": AgentState.USER_CONFIRMED, "stop": AgentState.STOPPED}
     return ChangeAgentStateAction(
-        agent_state=answer[policy.default],
-        action_id=None if policy.default == "stop" else action_id,
-        reason=NO_ANSWER.format(seconds=f"{policy.deadline_seconds:g}") if policy.default == "reject" else None,
+        agent_state=states[answer],
+        action_id=None if answer == "stop" else action_id,
+        reason=NO_ANSWER.format(seconds=f"{policy.deadline_seconds:g}") if answer == "reject" else None,
         source=EventSource.ENVIRONMENT,
     )
 

@@ -102,6 +102,7 @@ class Delegate:
         iterations, budget_usd, tokens: its limits.
         awaited: `all` or `any`: the next step waits for the end of this one, or of any such one; else empty.
         is_paused: its parent's agent has paused it. Its share stays reserved.
+        is_stopping: its parent's agent has told it to stop.
         is_forgotten: the action that asks for it was rolled back. Its end counts for the limits and is hidden from the
             model.
     """
@@ -120,6 +121,7 @@ class Delegate:
     end: DelegateEnd | None = None
     awaited: str = ""
     is_paused: bool = False
+    is_stopping: bool = False
     is_forgotten: bool = False
 
     @property
@@ -148,6 +150,7 @@ class ManagingAction:
     """An action that controls delegates, until it has its observation."""
 
     id: int
+    tool_call_metadata: ToolCallMetadata | None
     operation: DelegateOperation
     join: Literal["all", "any"]
 
@@ -260,7 +263,7 @@ def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> De
 
 def _after_observation(delegation: Delegation, observation: Observation, state: State) -> Delegation:
     """Record an observation that answers a delegate action or reports the end of a delegate."""
-    if delegation.managing and isinstance(observation, DelegatesObservation):
+    if any(action.id == observation.cause for action in delegation.managing):
         return _after_management(delegation, observation)
     if not delegation.delegates:
         return delegation
@@ -276,23 +279,26 @@ def _after_observation(delegation: Delegation, observation: Observation, state: 
 
 
 def _after_managing_action(delegation: Delegation, action: ManageDelegatesAction, state: State) -> Delegation:
-    return evolve(delegation, managing=(*delegation.managing, ManagingAction(action.id, action.operation, action.join)))
+    asked = ManagingAction(action.id, action.tool_call_metadata, action.operation, action.join)
+    return evolve(delegation, managing=(*delegation.managing, asked))
 
 
-def _after_management(delegation: Delegation, observation: DelegatesObservation) -> Delegation:
+def _after_management(delegation: Delegation, observation: Observation) -> Delegation:
     """Record what an action on delegates has done to them."""
-    done = next((action for action in delegation.managing if action.id == observation.cause), None)
-    if done is None:
-        return delegation
+    done = next(action for action in delegation.managing if action.id == observation.cause)
     delegation = evolve(delegation, managing=tuple(action for action in delegation.managing if action is not done))
+    if not isinstance(observation, DelegatesObservation):  # it was not carried out
+        return delegation
     changes: dict[str, Any] = {}
     match done.operation:
         case "wait":
             changes = {"awaited": done.join}
         case "pause":
             changes = {"is_paused": True}
-        case "resume" | "stop":
+        case "resume":
             changes = {"is_paused": False}
+        case "stop":
+            changes = {"is_paused": False, "is_stopping": True}
     found = [number for number in observation.numbers if _find(delegation, number) is not None]
     return _update_all(delegation, found, **changes) if changes else delegation
 
@@ -329,7 +335,7 @@ def _after_interruption(delegation: Delegation, event: InterruptedObservation, s
 
 def roll_back(delegation: Delegation, event: RolledBackObservation) -> Delegation:
     """Return the part after a rollback: the delegates of the rolled-back work stop and are not reported."""
-    kept = tuple(one for one in delegation.delegates if one.id < event.start_id)
+    kept = tuple(evolve(one, awaited="") for one in delegation.delegates if one.id < event.start_id)
     left = [one for one in delegation.delegates if one.id >= event.start_id and one.end is None and not one.refusal]
     if not left:
         return evolve(delegation, delegates=kept)
@@ -375,8 +381,15 @@ def report_ends(state: State, now: datetime) -> Effect | None:
 
 
 def manage_delegates(state: State, now: datetime) -> Effect | None:
-    """Carry out the oldest action that controls delegates."""
-    return ManageDelegates(state.delegation.managing[0].id) if state.delegation.managing else None
+    """Carry out the oldest action that controls delegates.
+
+    While a user has paused the agent, its delegates are paused too, so what would let them work waits.
+    """
+    if not state.delegation.managing:
+        return None
+    asked = state.delegation.managing[0]
+    is_paused = AgentState.PAUSED in (state.lifecycle.agent_state, state.lifecycle.requested)
+    return None if is_paused and asked.operation in ("message", "resume") else ManageDelegates(asked.id)
 
 
 def has_room(state: State) -> bool:

@@ -44,7 +44,7 @@ from controller_worker.core.pending import PendingAction, Tools
 from controller_worker.core.requests import is_user_message
 
 if TYPE_CHECKING:
-    from controller_worker.core.concerns.delegation import Delegate
+    from controller_worker.core.concerns.delegation import Delegate, ManagingAction
     from controller_worker.core.state import State
 
 INTERRUPTED = (
@@ -192,12 +192,13 @@ def roll_back(state: State, event: RolledBackObservation) -> State:
     )
 
 
-def _find_unanswered(state: State, since: int) -> list[PendingAction | Delegate]:
+def _find_unanswered(state: State, since: int) -> list[PendingAction | Delegate | ManagingAction]:
     """Return the actions that the turn waits for. Opening and survey of the workspace are not among them."""
     own = (state.opening.action_id, state.survey.action_id)
     pending = [one for one in state.tools.pending if one.id not in own]
-    found: list[PendingAction | Delegate] = [one for one in pending if one.id >= since]
+    found: list[PendingAction | Delegate | ManagingAction] = [one for one in pending if one.id >= since]
     found += [one for one in state.delegation.delegates if not one.is_answered and one.id >= since]
+    found += [one for one in state.delegation.managing if one.id >= since]
     return found
 
 

@@ -86,6 +86,7 @@ FULL = State(
         reason="No.",
         asked_at=datetime(2026, 3, 1, tzinfo=UTC),
         is_reminded=True,
+        question_id=38,
     ),
     calls=ModelCalls(
         reply_id=37,
@@ -150,7 +151,7 @@ FULL = State(
         iterations=4,
         spent_usd=0.1,
         order=DelegateOrder(AgentState.PAUSED, 8),
-        managing=(ManagingAction(9, "wait", "any"),),
+        managing=(ManagingAction(9, METADATA, "wait", "any"),),
     ),
     tasks=TaskList((TaskItem(id="a", title="Look", status="done", notes="ü"),)),
     start=ScheduledStart("begun", has_time=True),
@@ -275,7 +276,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
             "greeting": "is_said",
             "inbox": "message last_message_id is_reply_outdated",
             "tools": "pending questions",
-            "confirmation": "asked_id answer_id confirmed_id reason asked_at is_reminded",
+            "confirmation": "asked_id answer_id confirmed_id reason asked_at is_reminded question_id",
             "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (
                 "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost "

@@ -1,5 +1,6 @@
 """Confirmation of an action: the question, the answers, and other events instead of an answer."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,9 @@ from broker.contract.observations import AgentStateChangedObservation, ErrorObse
 from broker.contract.policies import ConfirmationPolicy
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status
-from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
+from controller_worker.core.controller import next_effect
+from controller_worker.core.effects import Append, AwaitTools, CallModel, Effect, Park, Rest
+from controller_worker.loop.delegates import is_over
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 from tests.scenarios import play, scenarios
 
@@ -201,6 +204,26 @@ def test_question_is_answered_by_the_default_at_its_deadline(default: str, effec
     answered = next(event for event in core.events if isinstance(event, ChangeAgentStateAction))
     assert answered.source is EventSource.ENVIRONMENT
     assert find_violations(core.events, conversation_id=CID, is_strict=True, is_over=False) == []
+
+
+@pytest.mark.parametrize(("deadline", "is_end"), [(None, True), (600.0, False)])
+def test_question_of_a_headless_delegate_ends_it_unless_it_has_a_deadline(deadline: float | None, is_end: bool) -> None:
+    core = asking(ALWAYS.model_copy(update={"deadline_seconds": deadline}))
+    core.reply(bash())
+    assert is_over(core.state) is is_end
+
+
+def test_default_never_answers_what_a_server_asks_the_user() -> None:
+    policy = ALWAYS.model_copy(update={"deadline_seconds": 600.0, "default": "confirm"})
+    core = asking(policy)
+    core.reply(bash())
+    asked = core.state.confirmation.asked_id
+    core.state = replace(core.state, confirmation=replace(core.state.confirmation, question_id=asked))
+    effect = next_effect(core.state, core.now + timedelta(seconds=600))
+    assert isinstance(effect, Append)
+    (answer,) = effect.events
+    assert isinstance(answer, ChangeAgentStateAction)
+    assert answer.agent_state is AgentState.USER_REJECTED
 
 
 def test_agent_reads_that_no_answer_came() -> None:

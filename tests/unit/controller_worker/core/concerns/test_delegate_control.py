@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.delegate_control import DelegatesObservation, ManageDelegatesAction
-from broker.contract.events import AgentSpec, Limits
+from broker.contract.double_texting import RolledBackObservation
+from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.observations import ErrorObservation
 from broker.contract.tool_arguments import ToolCallError
 from broker.log.invariants import find_violations
-from controller_worker.core.concerns.delegation import has_room
-from controller_worker.core.effects import AwaitDelegates, CallModel, Effect, ManageDelegates
+from controller_worker.core.concerns.delegation import has_room, roll_back
+from controller_worker.core.effects import AwaitDelegates, CallModel, Effect, ManageDelegates, Rest
 from tests.controller_parts import CID, Core, call, check_snapshots, finish, started
 from tests.unit.controller_worker.core.concerns.test_delegation import ended, in_background_at_work
 
@@ -120,3 +124,33 @@ def test_invalid_arguments_are_named(arguments: dict[str, Any], said: str) -> No
 def test_tool_is_offered_only_where_it_is_enabled() -> None:
     assert ManageDelegatesAction.is_offered(MANAGING)
     assert not ManageDelegatesAction.is_offered(AgentSpec(enable_delegation=True))
+
+
+def test_message_waits_while_the_user_has_paused_the_agent() -> None:
+    core, (one,) = working(1)
+    core.ask("paused")
+    core.run()
+    effect = core.reply(call("delegates", json.dumps({"operation": "message", "numbers": [one], "text": "x"}), "m"))
+    assert effect == Rest()
+    core.ask("running")
+    assert isinstance(core.run(), ManageDelegates)
+
+
+def test_interruption_settles_what_was_to_be_done_with_delegates() -> None:
+    core, (one,) = working(1)
+    core.put(ChangeAgentStateAction(agent_state=AgentState.PAUSED, is_interrupt=True, source=EventSource.USER))
+    core.reply(call("delegates", json.dumps({"operation": "resume", "numbers": [one]}), "m"))
+    assert core.state.delegation.managing == ()
+    asked = core.event(
+        -1 - next(n for n, event in enumerate(reversed(core.events)) if event.kind.endswith("delegates"))
+    )
+    (answer,) = [event for event in core.events if event.cause == asked.id]
+    assert isinstance(answer, ErrorObservation)
+
+
+def test_rollback_takes_a_wait_back() -> None:
+    core, (one,) = working(1)
+    manage(core, "wait", one)
+    event = RolledBackObservation(content="x", start_id=core.state.version, kept=())
+    assert [delegate.awaited for delegate in core.state.delegation.delegates] == ["all"]
+    assert [delegate.awaited for delegate in roll_back(core.state.delegation, event).delegates] == [""]
