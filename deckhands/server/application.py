@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import cast
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -31,12 +31,6 @@ from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import Guard
 from deckhands.server.openapi.document import document_of, operation_id
-from deckhands.server.openhands import conversations as openhands_conversations
-from deckhands.server.openhands import events as openhands_events
-from deckhands.server.openhands import server_routes as openhands_server
-from deckhands.server.openhands import sockets as openhands_sockets
-from deckhands.server.openhands import workspace as openhands_workspace
-from deckhands.server.openhands.parts import OpenHandsParts
 from deckhands.server.problems import add_problems
 from deckhands.server.protocols import a2a, chat, mcp_route, responses
 from deckhands.server.protocols.agent_tools import AgentTools
@@ -44,7 +38,7 @@ from deckhands.server.web import pages
 from deckhands.server.web.overviews import Overviews
 
 VERSION = "1"
-ROUTERS = (
+ROUTERS: tuple[APIRouter, ...] = (
     cluster.routes,
     conversations.routes,
     steering.routes,
@@ -65,16 +59,6 @@ ROUTERS = (
     a2a.routes,
     pages.routes,
 )
-OPENHANDS_ROUTERS = (
-    openhands_events.routes,
-    openhands_workspace.routes,
-    openhands_workspace.own_routes,
-    openhands_conversations.routes,
-    openhands_sockets.routes,
-    openhands_server.routes,
-    openhands_server.rest,
-)
-"""The API of OpenHands' agent server, for servers that speak it."""
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 
 Errors are problem details (RFC 9457) with a stable `code`. Requests that change something take an `Idempotency-Key`
@@ -96,11 +80,15 @@ def make_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     app.state.agent_tools = AgentTools(gateway)
     app.state.overviews = Overviews(SYSTEM_CLOCK)
-    app.state.openhands = OpenHandsParts()
-    for router in (*ROUTERS, *(OPENHANDS_ROUTERS if gateway.options.openhands else ())):
+    has_openhands = gateway.options.openhands
+    if has_openhands:
+        from deckhands.server.openhands.parts import OpenHandsParts
+
+        app.state.openhands = OpenHandsParts()
+    for router in list_routers(has_openhands=has_openhands):
         app.include_router(router)
-    add_problems(app, [*routes_of(), *app.routes])
-    app.openapi = lambda: document_of(app, needs_by_operation())  # type: ignore[method-assign]
+    add_problems(app, [*routes_of(has_openhands=has_openhands), *app.routes])
+    app.openapi = lambda: document_of(app, needs_by_operation(has_openhands=has_openhands))  # type: ignore[method-assign]
     return app
 
 
@@ -133,16 +121,26 @@ def with_guard(gateway: Gateway) -> ASGIApp:
     return app
 
 
-def routes_of() -> list[APIRoute | APIWebSocketRoute]:
+def list_routers(*, has_openhands: bool) -> tuple[APIRouter, ...]:
+    """Return the routers of a server, with those of OpenHands' API if it speaks that."""
+    if not has_openhands:
+        return ROUTERS
+    from deckhands.server.openhands import routers  # they need the optional package `interop`
+
+    return ROUTERS + routers.ROUTERS
+
+
+def routes_of(*, has_openhands: bool = True) -> list[APIRoute | APIWebSocketRoute]:
     """Return every route of the application except the one of its API document."""
-    found = [route for router in (*ROUTERS, *OPENHANDS_ROUTERS) for route in router.routes]
+    found = [route for router in list_routers(has_openhands=has_openhands) for route in router.routes]
     assert all(isinstance(route, APIRoute | APIWebSocketRoute) for route in found)
     return cast("list[APIRoute | APIWebSocketRoute]", found)
 
 
-def needs_by_operation() -> dict[str, Needs | None]:
+def needs_by_operation(*, has_openhands: bool = True) -> dict[str, Needs | None]:
     """Return what each operation of the document needs."""
-    return {operation_id(route): scope_of(route) for route in routes_of() if isinstance(route, APIRoute)}
+    routes = routes_of(has_openhands=has_openhands)
+    return {operation_id(route): scope_of(route) for route in routes if isinstance(route, APIRoute)}
 
 
 def scope_of(route: APIRoute | APIWebSocketRoute) -> Needs | None:

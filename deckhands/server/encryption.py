@@ -55,14 +55,25 @@ async def keys(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownDataKey]
     return [ShownDataKey.of(record, masters) for record in await gateway.store.encryption.list_keys()]
 
 
-@routes.post("/rotate", summary="Rotate the master key", responses={503: {"description": "keys could not be read"}})
+@routes.post(
+    "/rotate",
+    summary="Rotate the master key",
+    responses={409: {"description": "this server has no master key"}, 503: {"description": "keys could not be read"}},
+)
 async def rotate(gateway: GatewayOf, principal: AdminOfAll, why: Reason) -> Rotated:
     """Encrypt the data keys with this server's first master key. Conversations stay as they are.
 
     Repeat it after a failure: it does nothing twice.
     """
     masters = gateway.store.masters.ids
-    await gateway.record(principal, "encryption.rotate", masters[0] if masters else "", why.reason)
+    if not masters:
+        raise Problem(
+            409,
+            "no_master_key",
+            "This server has no master key.",
+            remedy="Set DECKHANDS_MASTER_KEYS or DECKHANDS_MASTER_KEYS_FILE.",
+        )
+    await gateway.record(principal, "encryption.rotate", masters[0], why.reason)
     changed = await gateway.store.encryption.rotate()
     return Rotated(changed=changed, master_key=masters[0])
 

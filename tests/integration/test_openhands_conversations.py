@@ -16,9 +16,9 @@ import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from deckhands.server.application import OPENHANDS_ROUTERS
 from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.openhands.conversation_ids import from_uuid
+from deckhands.server.openhands.routers import ROUTERS as OPENHANDS_ROUTERS
 from tests.integration.command_line import script
 from tests.polling import unhurried, until
 from tests.served_stores import environment_with, worker
