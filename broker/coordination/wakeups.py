@@ -140,7 +140,7 @@ class WorkerMailbox:
     async def _settle(self, conversation_ids: Iterable[str]) -> None:
         """Append the observations that tool workers have left beside the logs of conversations."""
         for conversation_id in conversation_ids:
-            names = self._store.keys(conversation_id)
+            names = await self._store.locate(conversation_id)
             try:
                 reply = await self._store.call_function("deck_settle", (names.root, names.shard.root), conversation_id)
             except StoreRefused as error:  # damaged keys of one conversation affect no other

@@ -428,17 +428,17 @@ class EventLog:
 
     async def load_tenant(self, conversation_id: str) -> str:
         """Return the tenant of a conversation; empty if it has none."""
-        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "tenant")
+        found = await self.store.call("HGET", (await self.store.locate(conversation_id)).meta, "tenant")
         return (found or b"").decode(errors="backslashreplace")
 
     async def load_workspace(self, conversation_id: str) -> WorkspaceSpec:
         """Return the workspace of a conversation, as in its first event."""
-        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "workspace")
+        found = await self.store.call("HGET", (await self.store.locate(conversation_id)).meta, "workspace")
         return WorkspaceSpec.model_validate_json(found or b"{}")
 
     async def load_origin(self, conversation_id: str) -> str:
         """Return what a conversation was forked from, as in its first event; empty if it is no fork."""
-        meta = self.store.keys(conversation_id).meta
+        meta = (await self.store.locate(conversation_id)).meta
         used, origin = await self.store.call("HMGET", meta, "used", "forked_from")
         if used is None:  # created by an earlier version, which has not noted it
             with suppress(StoreMisconfigured):  # a tool worker may not read the log
@@ -448,12 +448,12 @@ class EventLog:
 
     async def is_workspace_used(self, conversation_id: str) -> bool:
         """Return whether an event has read or changed the workspace, or may have."""
-        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "used")
+        found = await self.store.call("HGET", (await self.store.locate(conversation_id)).meta, "used")
         return bool(found != b"0")
 
     async def find_action(self, conversation_id: str, action_id: int) -> NotedAction | None:
         """Return what the store has noted of an action; None if it knows of no such action."""
-        names = self.store.keys(conversation_id)
+        names = await self.store.locate(conversation_id)
         fields = (f"k:{action_id}", f"o:{action_id}")
         last_id, (dispatched, settled) = await self.store.call_many(
             [("HGET", names.meta, "last_id"), ("HMGET", names.once, *fields)]

@@ -172,9 +172,15 @@ class Store:
         """The ciphers of its conversations."""
         return Encryption(self, self.masters, is_required=self.is_encrypted)
 
-    def keys(self, conversation_id: str) -> ConversationKeys:
-        """The keys that a conversation has if it is created now; those of an existing one are known to `locate`."""
-        return keys.conversation_keys(conversation_id, self.shards)
+    def known_keys(self, conversation_id: str) -> ConversationKeys:
+        """Return the keys of a conversation whose place is known without a look at the store; see `locate`.
+
+        Raises:
+            LookupError: only the store can tell, because the number of shards was raised.
+        """
+        if (found := self.layout.find(conversation_id)) is None:
+            raise LookupError(f"Only `locate` finds the conversation {conversation_id!r} of a store with more shards.")
+        return found
 
     async def locate(self, conversation_id: str, *, seen_in: ShardKeys | None = None) -> ConversationKeys:
         """Return the keys of a conversation. Asks the store only if the number of shards was raised.

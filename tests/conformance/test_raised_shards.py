@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.contract import ConversationCreated
+from broker.contract import ConversationCreated, Tenancy, WorkspaceSpec
 from broker.coordination.membership import Membership, list_members
 from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.coordination.quarantine import find_conversation_keys
 from broker.coordination.shard_raise import raise_shards
+from broker.coordination.wakeups import WorkerMailbox
 from broker.log.append_call import Appended, Duplicate
 from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion
@@ -21,7 +22,7 @@ from broker.store.connection import Connection
 from broker.store.keys import ShardKeys, shard_of
 from broker.store.layout import ShardLayout, parse_numbers
 from broker.store.store import Store, open_store
-from tests.broker_parts import begin, enter, message
+from tests.broker_parts import act, begin, enter, message
 
 Connect = Callable[[], Connection]
 
@@ -216,3 +217,30 @@ async def test_a_swept_worker_is_not_revived_by_new_shards(store: Store) -> None
     await raise_shards(store, store.shards + 1, limit_seconds=0.0)
     await membership.join_new_shards()
     assert await membership.beat(1) is None
+
+
+async def test_what_is_noted_of_an_existing_conversation_is_found_in_its_shard(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    (cid,) = displaced(1, 1, 4)
+    tenancy = Tenancy(tenant="acme")
+    created = ConversationCreated(conversation_id=cid, workspace=WorkspaceSpec(pool="gpu"), tenancy=tenancy)
+    log = EventLog(store)
+    await log.create(created, [], key="k")
+    await enter(store, "w1")
+    ownership, action_id = await act(store, "w1", cid)
+    await raise_shards(store, 4, limit_seconds=0.0)
+    store.layout.forget(cid)
+    with pytest.raises(LookupError, match="Only `locate` finds"):
+        store.known_keys(cid)
+    assert await log.find_action(cid, action_id) is not None
+    assert (await log.load_workspace(cid)).pool == "gpu"
+    assert await log.load_tenant(cid) == "acme"
+    assert not await log.is_workspace_used(cid)
+    results = f"{(await store.locate(cid)).root}:results"
+    mailbox = WorkerMailbox(store, ShardKeys(0), ownership.worker_id)
+    await store.call("XADD", results, "*", "a", action_id, "e", "unusable")
+    await store.call("XADD", ShardKeys(0).mailbox("w1"), "*", "c", cid, "r", "1")
+    await mailbox.read()
+    assert await store.call("EXISTS", results) == 0
+    for one in (mailbox, store):
+        await one.aclose()

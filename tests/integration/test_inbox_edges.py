@@ -100,7 +100,7 @@ async def test_a_text_that_is_no_utf_8_is_rejected(desk: IngressContext, request
 
 
 async def test_entry_failing_in_the_ingress_is_answered_and_quarantined(desk: IngressContext) -> None:
-    names = desk.store.keys(derive_conversation_id("inbox:shop:mine"))
+    names = desk.store.known_keys(derive_conversation_id("inbox:shop:mine"))
     await desk.store.connection.call("SET", names.masked, "no set")
     async with serving(InboxReader(desk, "d1").read()):
         entry = await put(desk.store, {"id": "mine", "task": "x"})
@@ -143,7 +143,7 @@ async def test_reply_stream_of_another_type_is_moved_aside(desk: IngressContext,
 
 async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: IngressContext) -> None:
     store = desk.store
-    names = store.keys(derive_conversation_id("inbox:shop:a"))
+    names = store.known_keys(derive_conversation_id("inbox:shop:a"))
     await EventLog(store).store.connection.call("XGROUP", "CREATE", names.shard.notices, "ingresses", "0", "MKSTREAM")
     await store.connection.call("XADD", names.shard.notices, "*", "c", names.conversation_id)
     watcher = OutcomeWatcher(desk, Runs(desk), "d1")
@@ -159,7 +159,7 @@ async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: IngressCo
 
 
 async def test_a_caller_without_an_outcome_is_not_answered(desk: IngressContext) -> None:
-    caller = desk.store.keys(derive_conversation_id("inbox:shop:a")).caller
+    caller = desk.store.known_keys(derive_conversation_id("inbox:shop:a")).caller
     await desk.store.connection.call("HSET", caller, "answered", 1)
     async with serving(InboxReader(desk, "d1").read()):
         await put(desk.store, {"id": "a", "task": "x"})
@@ -321,7 +321,7 @@ async def test_an_entry_without_an_answer_is_carried_out_too(own_producer: Produ
     await until_empty(store)
     (row,) = await own_producer.cluster.client.recent()
     await own_producer.cluster.settle([row.conversation_id])
-    names = store.keys(row.conversation_id)
+    names = store.known_keys(row.conversation_id)
     assert await store.connection.call("EXISTS", names.caller) == 0
     assert await store.connection.call("ZCARD", names.shard.awaited) == 0
 

@@ -97,7 +97,7 @@ async def test_claimed_action_is_answered_with_its_capability(world: World) -> N
     (found,) = await world.observations()
     assert (found.cause, found.content) == (ACTION, "a.txt")  # type: ignore[attr-defined]
     call = world.controller.call
-    names = world.controller.keys(CID)
+    names = world.controller.known_keys(CID)
     assert await call("EXISTS", f"{names.root}:results", f"{names.root}:grants") == 0
     assert await refusals(world.server) == []
 
@@ -128,7 +128,7 @@ async def test_an_answer_given_twice_is_in_the_log_once(world: World) -> None:
 async def test_forged_results_do_not_reach_the_log(world: World, forgery: str) -> None:
     await world.dispatch(2)
     first, second = sorted(await world.queue.read(limit=8), key=lambda one: one.action_id)  # type: ignore[union-attr]
-    names = world.tool.keys(CID)
+    names = world.tool.known_keys(CID)
     carried = {}
     for one in (first, second):
         stream, _, entry = one.location.partition("|")
@@ -162,12 +162,12 @@ async def test_tool_worker_reaches_no_log(world: World) -> None:
     await world.dispatch()
     beyond = []
     for cid in (CID, OTHER):
-        root = world.tool.keys(cid).root
+        root = world.tool.known_keys(cid).root
         beyond += [f"XRANGE {root}:events - +", f"XREAD STREAMS {root}:events 0", f"XLEN {root}:events"]
         beyond += [f"XADD {root}:events * e x", f"XTRIM {root}:events MAXLEN 0", f"DEL {root}:events"]
         beyond += [f"HGETALL {root}:grants", f"HSET {root}:grants 2 x", f"XRANGE {root}:results - +"]
         beyond += [f"DEL {root}:results", f"XTRIM {root}:results MAXLEN 0"]
-    root, shard = world.tool.keys(CID).root, world.tool.all_shards[0].root
+    root, shard = world.tool.known_keys(CID).root, world.tool.all_shards[0].root
     beyond += [f"FCALL deck_settle 2 {root} {shard} {CID}"]
     assert await allowed_of(beyond, world.server.tool) == []
     with pytest.raises(DeckhandsError):
@@ -175,7 +175,7 @@ async def test_tool_worker_reaches_no_log(world: World) -> None:
     with pytest.raises(DeckhandsError):
         await world.tool_log.read(OTHER)
     # A tool worker that makes itself an owner still cannot append.
-    await world.tool.call("HSET", world.tool.keys(OTHER).meta, "owner", "t1", "token", "1")
+    await world.tool.call("HSET", world.tool.known_keys(OTHER).meta, "owner", "t1", "token", "1")
     with pytest.raises(DeckhandsError):
         await world.tool_log.append_as_owner(Ownership(OTHER, "t1", "1"), [message("forged")], expected_last_id=2)
     assert len(await world.log.read(OTHER)) == 2
@@ -185,7 +185,7 @@ async def test_result_is_settled_by_the_next_owner(world: World) -> None:
     await world.dispatch()
     (delivery,) = await world.take()
     call = world.controller.call
-    await call("HDEL", world.controller.keys(CID).meta, "owner")
+    await call("HDEL", world.controller.known_keys(CID).meta, "owner")
     await world.answer(delivery)
     await enter(world.controller, "w2")
     claimed = await claim(world.controller, "w2")
@@ -196,7 +196,7 @@ async def test_result_is_settled_by_the_next_owner(world: World) -> None:
 async def test_action_of_an_earlier_version_gets_a_capability_when_it_is_repeated(world: World) -> None:
     ownership = await claim(world.controller, "w1")
     await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
-    grants = f"{world.controller.keys(CID).root}:grants"
+    grants = f"{world.controller.known_keys(CID).root}:grants"
     await world.controller.call("DEL", grants)  # as if its controller had had no right to write one
     (delivery,) = await world.take()
     await world.answer(delivery, "refused")
@@ -225,7 +225,7 @@ async def test_owner_decides_only_with_the_results_that_wait(world: World) -> No
 async def test_closed_conversation_takes_no_result(world: World) -> None:
     await world.dispatch()
     (delivery,) = await world.take()
-    names = world.controller.keys(CID)
+    names = world.controller.known_keys(CID)
     await world.controller.call("HSET", names.meta, "closed", "1")
     assert await world.answer(delivery) == Closed()
     await world.controller.call("HDEL", names.meta, "closed")
