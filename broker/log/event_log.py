@@ -25,6 +25,7 @@ from broker.contract import (
     codec,
     replace_surrogates,
 )
+from broker.coordination import settle_results
 from broker.log.admission import count_open_elsewhere, raise_refusal
 from broker.log.append_call import (
     Appended,
@@ -97,7 +98,7 @@ class NotedAction:
     """An action of a log, as it is noted beside the log.
 
     Attributes:
-        checksum: of its entry; empty if an earlier version has settled it.
+        checksum: of its entry; empty if an earlier version has dispatched or settled it.
         fingerprint: as workspace hosts know it; empty until it is settled, and if no tool worker has settled it.
     """
 
@@ -303,6 +304,8 @@ class EventLog:
             fields=fields or {},
         )
         assert outcome is not None
+        if isinstance(outcome, Conflict) and outcome.last_id == expected_last_id:
+            await settle_results(self.store, ownership.conversation_id)
         if isinstance(outcome, Lost) or (isinstance(outcome, Conflict) and outcome.last_id < expected_last_id):
             raise EventsLost(ownership.conversation_id, outcome.last_id, expected_last_id, checksum)
         return outcome
@@ -454,8 +457,8 @@ class EventLog:
     async def find_action(self, conversation_id: str, action_id: int) -> NotedAction | None:
         """Return what the store has noted of an action; None if it knows of no such action."""
         names = await self.store.locate(conversation_id)
-        fields = (f"k:{action_id}", f"o:{action_id}")
-        last_id, (dispatched, settled) = await self.store.call_many(
+        fields = [f"{kind}:{action_id}" for kind in "koq"]
+        last_id, (dispatched, settled, carrier) = await self.store.call_many(
             [("HGET", names.meta, "last_id"), ("HMGET", names.once, *fields)]
         )
         if last_id is None:
@@ -463,7 +466,7 @@ class EventLog:
         if dispatched is not None:
             return NotedAction(dispatched.decode(errors="replace"), "")
         if settled is None:
-            return None
+            return None if carrier is None else NotedAction("", "")
         noted: list[str] = settled.decode(errors="replace").split(":")[2:]
         return NotedAction(*[*noted, "", ""][:2])
 
