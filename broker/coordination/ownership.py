@@ -101,6 +101,8 @@ class Owners:
             case ["claimed", token, last, crashes, node, closed, *turn]:
                 ownership = Ownership(conversation_id, worker_id, token.decode())
                 return ClaimedConversation(ownership, last, crashes, node.decode(), bool(closed), *_parse_turn(*turn))
+            case ["missing"] if await self._store.has_moved(names):
+                return await self.claim(conversation_id, worker_id, ready_entry=ready_entry)
             case [outcome]:
                 return ClaimFailure(outcome)
         raise StoreError(f"Unexpected reply of the function claim: {reply!r}.")

@@ -346,6 +346,9 @@ class EventLog:
                 break
         if last_id == 0:
             await self.load_last_id(conversation_id)
+            if (await self.store.locate(conversation_id)).events != stream:  # it was created again, elsewhere
+                async for page in self.read_pages(conversation_id, until=until, decode=decode):
+                    yield page
 
     async def read_new(
         self, ownership: Ownership, *, after: int, checksum: str = "", with_snapshot: bool = False
@@ -412,11 +415,13 @@ class EventLog:
         Raises:
             UnknownConversation: no such conversation.
         """
-        meta = (await self.store.locate(conversation_id)).meta
-        found = await self.store.call("HGET", meta, "last_id")
-        if found is None:
-            raise UnknownConversation(conversation_id)
-        return int(found)
+        names = await self.store.locate(conversation_id)
+        found = await self.store.call("HGET", names.meta, "last_id")
+        if found is not None:
+            return int(found)
+        if await self.store.has_moved(names):
+            return await self.load_last_id(conversation_id)
+        raise UnknownConversation(conversation_id)
 
     async def load_acks(self, conversation_id: str) -> Acks | None:
         """Return when an event of a conversation counts as written; None: as its store demands."""
@@ -461,6 +466,8 @@ class EventLog:
         last_id, (dispatched, settled, carrier) = await self.store.call_many(
             [("HGET", names.meta, "last_id"), ("HMGET", names.once, *fields)]
         )
+        if last_id is None and await self.store.has_moved(names):
+            return await self.find_action(conversation_id, action_id)
         if last_id is None:
             raise UnknownConversation(conversation_id)
         if dispatched is not None:
@@ -625,6 +632,10 @@ class EventLog:
             reply = await self.store.call_function("deck_append", (names.root, names.shard.root), *arguments)
             if reply[0] == "locked" and self.store.encryption.is_on:
                 self.store.encryption.forget_cipher(conversation_id)
+                continue
+            if reply[0] == "missing" and await self.store.has_moved(names):
+                self.store.encryption.forget_cipher(conversation_id)
+                names = await self.store.locate(conversation_id)
                 continue
             if reply[0] != "secrets":
                 raise_refusal(reply)

@@ -55,9 +55,10 @@ class ShardLayout:
         return self.numbers[-1]
 
     def update(self, numbers: tuple[int, ...]) -> None:
-        """Take over what the store has; a number that became smaller is ignored, as after a fail-over."""
-        if numbers[-1] > self.count:
-            self.numbers = numbers
+        """Add the numbers that the store has. It may have lost some in a fail-over, which stay known here."""
+        merged = tuple(sorted({*self.numbers, *numbers}))
+        if len(merged) <= MAX_NUMBERS:
+            self.numbers = merged
 
     def list_shards(self, conversation_id: str) -> list[ShardKeys]:
         """Return the shards that may hold a conversation: that of the latest number first."""
