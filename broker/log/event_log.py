@@ -168,7 +168,8 @@ class EventLog:
             creator = Creator(key or new_key(), created.workspace.pool, awaited, start=start, caller=caller)
             return await self._create([created, *events], creator._replace(shards=shards), answers={}, node=node)
 
-        return await (self.store.repeat_if_raised(create) if shards is None else create(shards))
+        repeat = self.store.repeat_if_raised
+        return await (repeat(created.conversation_id, create) if shards is None else create(shards))
 
     async def _create(
         self,
@@ -547,7 +548,7 @@ class EventLog:
         return await self.create_from(target, whole, key=f"fork:{source_id}@{at}")
 
     async def create_from(
-        self, created: ConversationCreated, events: Sequence[Event], *, key: str
+        self, created: ConversationCreated, events: Sequence[Event], *, key: str, shards: int | None = None
     ) -> Appended | Duplicate:
         """Create a conversation with the events of another log, from this store or elsewhere.
 
@@ -555,6 +556,7 @@ class EventLog:
 
         Args:
             events: all events from id 2 on, in order, with the full text of their fields.
+            shards: see `create`.
 
         Raises:
             UsageError: the id is invalid, or another conversation has it.
@@ -568,7 +570,8 @@ class EventLog:
             fields = make_copied_fields(created, events)
             return await self._create([created, *events], creator, answers=answers, fields=fields)
 
-        return await self.store.repeat_if_raised(create)
+        repeat = self.store.repeat_if_raised
+        return await (repeat(created.conversation_id, create) if shards is None else create(shards))
 
     async def _append(
         self,
@@ -585,6 +588,8 @@ class EventLog:
     ) -> AppendOutcome | None:
         is_new = isinstance(writer, Creator)
         names = await (self.store.place if is_new else self.store.locate)(conversation_id)
+        if isinstance(writer, Creator) and writer.shards != self.store.shards:
+            raise ShardsRaised  # what was stored for it may be elsewhere
         # The position of a producer's or a tool's event is assigned by the store.
         first_id = 1 if is_new else writer.seen_id + 1 if isinstance(writer, Owner) else None
         for _ in range(MAX_LOOK_UPS):

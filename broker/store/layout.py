@@ -92,6 +92,10 @@ class ShardLayout:
         found = self._named.get(conversation_id)
         return ConversationKeys(found if found in shards else shards[0], conversation_id)
 
+    def plan(self, keys: ConversationKeys) -> None:
+        """Remember where a conversation is to be created, for what is stored before; see `guess`."""
+        self._put(self._named, keys.conversation_id, keys.shard)
+
     def forget(self, conversation_id: str) -> None:
         """Forget where a conversation was, because it may not exist any more."""
         self._found.pop(conversation_id, None)

@@ -242,8 +242,12 @@ class Store:
         shards = self.layout.list_shards(conversation_id)
         for names in shards[1:]:
             if await self.call_function("deck_place", (names.root,), conversation_id, self.shards) == ["here"]:
-                return ConversationKeys(names, conversation_id)
-        return ConversationKeys(shards[0], conversation_id)
+                found = ConversationKeys(names, conversation_id)
+                break
+        else:
+            found = ConversationKeys(shards[0], conversation_id)
+        self.layout.plan(found)
+        return found
 
     async def refresh(self, *, max_age_seconds: float = 0.0) -> None:
         """Read how many shards the store has, unless this process has read it as recently as that."""
@@ -274,8 +278,10 @@ class Store:
                 await self.call_function("deck_raise_shards", (keys.STORE,), text, known)
                 self._may_repair[0] = True
 
-    async def repeat_if_raised(self, create: Callable[[int], Awaitable[T]]) -> T:
+    async def repeat_if_raised(self, conversation_id: str, create: Callable[[int], Awaitable[T]]) -> T:
         """Create a conversation, and once more if the number of shards is raised meanwhile.
+
+        It is placed first: what `create` stores is where the conversation will be.
 
         Args:
             create: stores what belongs to the conversation, and then creates it with this number of shards.
@@ -283,10 +289,16 @@ class Store:
         for _ in range(MAX_RAISES):
             await self.refresh(max_age_seconds=REFRESH_SECONDS)
             try:
-                return await create(self.shards)
+                return await self._place_and_create(conversation_id, create)
             except ShardsRaised:
                 await self.refresh()
-        return await create(self.shards)
+        return await self._place_and_create(conversation_id, create)
+
+    async def _place_and_create(self, conversation_id: str, create: Callable[[int], Awaitable[T]]) -> T:
+        shards = self.shards
+        if len(self.layout.numbers) > 1:
+            await self.place(conversation_id)
+        return await create(shards)
 
     def find_home(self, name: str) -> ShardKeys:
         """Return the shard of what belongs to a name, not to a conversation: a pool's quota, a tenant's budgets."""

@@ -74,6 +74,8 @@ def test_no_version_is_ever_changed_or_removed() -> None:
         pytest.skip("this tree is no git repository")
     removed = re.findall(r'^-\s+FunctionsVersion\((\d+), "([0-9a-f]{16})", (\d+)\)', text, re.MULTILINE)
     for order, code, oldest in removed:
+        if int(order) == VERSIONS[-1].order:
+            continue  # no release has it until a later one follows
         version = FunctionsVersion(int(order), code, int(oldest))
         assert version in VERSIONS, f"the version {version} is gone; add a line instead"
 

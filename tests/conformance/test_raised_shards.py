@@ -14,6 +14,7 @@ from broker.coordination.membership import Membership, list_members
 from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.coordination.quarantine import find_conversation_keys
 from broker.coordination.shard_raise import raise_shards
+from broker.coordination.stored_files import StoredFiles
 from broker.coordination.wakeups import WorkerMailbox
 from broker.log.append_call import Appended, Duplicate
 from broker.log.conversations import Conversations
@@ -341,6 +342,31 @@ async def test_a_store_that_does_not_answer_delays_no_look_at_the_layout(connect
     assert {one.shard for one in found} == {ShardKeys(0)}
     assert connection.asked == 1
     await store.aclose()
+
+
+@pytest.mark.parametrize("what", ["a raise meanwhile", "an older place that named it"])
+async def test_what_is_stored_for_a_new_conversation_is_where_it_is_created(connect: Connect, what: str) -> None:
+    store, other = await open_store(connect(), shards=1), await open_store(connect())
+    (cid,) = displaced(1, 1, 4)
+    if what != "a raise meanwhile":
+        await raise_shards(store, 4)
+        await store.locate(cid, seen_in=ShardKeys(0))
+    created = ConversationCreated(conversation_id=cid, tenancy=Tenancy(tenant="acme"))
+
+    async def create(shards: int) -> object:
+        await StoredFiles(store).put(cid, "file", b"content")
+        if shards == 1:
+            await raise_shards(other, 4)
+            store._refreshed[0] = -math.inf
+        return await EventLog(store).create(created, [], key="k", shards=shards)
+
+    await store.repeat_if_raised(cid, create)
+    await other.refresh()
+    names = await other.locate(cid)
+    assert names.shard == ShardKeys(shard_of(cid, 4))
+    assert await store.call("HGET", names.stored_file("file"), "size") == b"7"
+    for one in (store, other):
+        await one.aclose()
 
 
 class Unanswering:
