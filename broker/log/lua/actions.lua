@@ -1,6 +1,7 @@
 -- Actions: their way from the log to a tool worker, which claims them before the side effect.
 -- Keys:  shard base  :act:<route> :act:interactive:<route>  streams  route: 'pool:<name>' or 'node:<name>'
 --        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> its claimer
+--                                  (or '-': its result was refused)
 --                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled it
 --                                  k:<action> -> its checksum   b:<action> -> its bytes while it waits in a line
 --                                  g:<action> -> its capability while it waits in a line
