@@ -237,6 +237,16 @@ async def test_another_worker_answers_what_was_refused(world: World) -> None:
     await queue.aclose()
 
 
+async def test_answer_to_an_action_that_is_noted_otherwise_is_dispatched_again(world: World) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    await world.answer(delivery)
+    await world.controller.call("HSET", world.controller.known_keys(CID).once, f"k:{ACTION}", "00000000")
+    assert await world.observations() == []
+    once = world.controller.known_keys(CID).once
+    assert await world.controller.call("HMGET", once, f"w:{ACTION}", f"q:{ACTION}") == [b"-", None]
+
+
 async def test_forged_results_without_capability_delay_no_other(world: World) -> None:
     await world.dispatch()
     (delivery,) = await world.take()

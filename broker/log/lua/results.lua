@@ -111,12 +111,14 @@ local function finish(base, shard, cid, id, action, bytes)
   local item = redis.call('XRANGE', key, id, id)[1]
   local found = item and store.pairs_of(item[2])
   if found and action_of(base, found) == action then
-    if bytes == '' then refuse(base, shard, key, id, found, 'a result that does not answer its action')
-    else
+    local why = 'a result that does not answer its action'
+    if bytes ~= '' then
       local call = {by = 'tool', worker = found['w'], action = action, checksum = found['s'], fingerprint = found['f'],
         uses = found['u'] ~= '0', events = {{answers = action}}}
       store.attempt(shard, key, id, results.append, {base, shard}, {cid, '', bytes}, call)
+      why = store.get(base .. ':meta', 'closed') and '' or 'a result that could not be added to the log'
     end
+    if why ~= '' then refuse(base, shard, key, id, found, why) end
     redis.call('XDEL', key, id)
   end
 end
