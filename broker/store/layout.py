@@ -4,9 +4,10 @@ Raising the number moves nothing. The store keeps every number it has had, such 
 stays in the shard that the earlier number gave it, and a new one goes to the shard of the latest number. Where the
 numbers give different shards, a look at the store decides, once for each conversation and process.
 
-Holds: no process forgets a number that it has seen, and a worker writes those back that a store has lost in a fail-over,
-if it may. A conversation that is missing where it was found is looked for again. A process sees a higher number at its next call after `REFRESH_SECONDS`, a worker at its next heartbeat. What
-belongs to a name (a quota, a budget, a schedule, a webhook) stays in the shard of the first number.
+Holds: no process forgets a number that it has seen, and a worker writes those back that a store has lost in a
+fail-over, if it may. A conversation that is missing where it was found is looked for again. A process sees a higher
+number at its next call after `REFRESH_SECONDS`, a worker at its next heartbeat. What belongs to a name (a quota, a
+budget, a schedule, a webhook) stays in the shard of the first number.
 Keys: the field `shards` of `deck:store`; the field `shards` of `deck:{k}:clock`: the least number that a process must
 know to create a conversation in this shard.
 """
