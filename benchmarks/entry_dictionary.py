@@ -67,7 +67,7 @@ async def collect(directory: Path) -> list[bytes]:
         ids = [await _submit(cluster, draw, number) for number in range(CONVERSATIONS)]
         samples = []
         for conversation_id in ids:
-            names = cluster.client.store.keys(conversation_id)
+            names = cluster.client.store.known_keys(conversation_id)
             while await cluster.client.store.call("HGET", names.meta, "state") not in ENDS:
                 await asyncio.sleep(POLL_SECONDS)
             entries = await cluster.client.store.call("XRANGE", names.events, "-", "+")

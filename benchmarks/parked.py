@@ -126,7 +126,7 @@ async def measure(directory: Path, count: int, write_as: str) -> None:
 
 
 async def _kind(cluster: BenchCluster, ids: list[str], kind: str) -> Line:
-    names = [f"{cluster.client.store.keys(one).root}:{kind}" for one in ids]
+    names = [f"{cluster.client.store.known_keys(one).root}:{kind}" for one in ids]
     replies = await cluster.client.store.call_many([("MEMORY", "USAGE", name, "SAMPLES", 0) for name in names])
     found = [reply or 0 for reply in replies]
     return Line(f"  {kind}", round(sum(found) / len(found)), "bytes each")

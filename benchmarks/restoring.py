@@ -50,7 +50,7 @@ async def measure(bench: Bench) -> Result:
             answer = await bench.peer("replay", events=EVENTS, rounds=max(rounds // 4, 1), text=output(0))
             found["peer read"] += answer.get("read", [])
             found["peer opened"] += answer.get("opened", [])
-        size = await client.store.connection.call("MEMORY", "USAGE", client.store.keys(conversation_id).events)
+        size = await client.store.connection.call("MEMORY", "USAGE", client.store.known_keys(conversation_id).events)
     figures = (
         Figure(
             "restore from the snapshot, 49 events behind",
@@ -116,7 +116,7 @@ async def _with_messages(client: Client, conversation_id: str, count: int) -> No
 
 async def _entries_only(client: Client, conversation_id: str, count: int) -> None:
     """Read the log and unpack its entries: the floor of a replay."""
-    entries = await client.store.call("XRANGE", client.store.keys(conversation_id).events, "-", "+")
+    entries = await client.store.call("XRANGE", client.store.known_keys(conversation_id).events, "-", "+")
     assert len([codec.decode_wire(fields[1]) for _, fields in entries]) == count
 
 

@@ -141,7 +141,7 @@ async def newly_notified(store: Store) -> list[str]:
     ids = await notified(store)
     await store.connection.call("DEL", store.all_shards[0].ready)
     for cid in ids:
-        await store.connection.call("HDEL", store.keys(cid).meta, "rung")
+        await store.connection.call("HDEL", store.known_keys(cid).meta, "rung")
     return ids
 
 
@@ -168,7 +168,7 @@ async def copy_entry(store: Store) -> bytes:
 
 async def node_of(store: Store) -> bytes | None:
     """Return the node of the conversation's workspace."""
-    found: bytes | None = await store.connection.call("HGET", store.keys(CID).meta, "node")
+    found: bytes | None = await store.connection.call("HGET", store.known_keys(CID).meta, "node")
     return found
 
 

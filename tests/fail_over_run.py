@@ -166,7 +166,7 @@ async def until_all_continue(workload: Workload, promoted: float) -> None:
 async def save(folder: Path, history: History, primary: Server, workload: Workload) -> None:
     logs = {}
     for conversation_id in workload.ids:
-        entries = await primary.call("XRANGE", workload.store.keys(conversation_id).events, "-", "+")
+        entries = await primary.call("XRANGE", workload.store.known_keys(conversation_id).events, "-", "+")
         logs[conversation_id] = [
             [entry.decode(), base64.b64encode(unpack(fields)).decode()] for entry, fields in entries
         ]

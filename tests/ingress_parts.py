@@ -77,7 +77,7 @@ class Producer:
     async def begun(self, result: AsyncResult) -> str:
         """Wait until the conversation of a task exists, and return its id."""
         conversation_id = derive_task_conversation_id(result.id)
-        meta = self.cluster.client.store.keys(conversation_id).meta
+        meta = self.cluster.client.store.known_keys(conversation_id).meta
         connection = self.cluster.client.store.connection
         await until(lambda: connection.call("EXISTS", meta), limit=LIMIT_SECONDS, what="a conversation")
         return conversation_id

@@ -79,7 +79,7 @@ class World:
     # actions of users
 
     async def begin(self, cid: str) -> Any:
-        if await self.store.connection.call("EXISTS", self.store.keys(cid).meta):
+        if await self.store.connection.call("EXISTS", self.store.known_keys(cid).meta):
             return "exists"
         await begin(self.store, cid, message())
         return "begun"
@@ -207,7 +207,7 @@ class World:
         if not self.handed:
             return None
         handed = self.handed.pop(n % len(self.handed))
-        names = self.store.keys(handed.conversation_id)
+        names = self.store.known_keys(handed.conversation_id)
         reply = await self.store.call_function(
             "deck_claim_action",
             (names.root, names.shard.root),
@@ -284,7 +284,7 @@ class World:
         """Make sure that nothing was lost and nothing is left over."""
         shard = self.store.all_shards[0]
         for cid in CONVERSATIONS:
-            if not await self.store.connection.call("EXISTS", self.store.keys(cid).meta):
+            if not await self.store.connection.call("EXISTS", self.store.known_keys(cid).meta):
                 continue
             row = await Conversations(self.store).load_row(cid)
             assert row.owner or row.last_event_id == self.read_to.get(cid), f"nobody has heard of {cid}"
@@ -292,7 +292,7 @@ class World:
             assert all(count == 1 for count in observed.values()), observed
             if not row.is_closed:
                 assert await self.open_actions(cid) == []
-                once = await self.store.connection.call("HGETALL", self.store.keys(cid).once)
+                once = await self.store.connection.call("HGETALL", self.store.known_keys(cid).once)
                 assert not [name for name in once[::2] if name[:2] in (b"q:", b"w:", b"n:")]
         for key, group in [(shard.ready, "controllers"), *((name, "tools") for name in self._all_actions())]:
             assert (await self.store.connection.call("XPENDING", key, group))[0] == 0, key

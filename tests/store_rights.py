@@ -53,14 +53,14 @@ Each role has its own user in the store of the event logs. `deploy/store.acl` li
 
 | role | can | cannot |
 |---|---|---|
-| tool worker | claim any action and report its observation, read actions that wait or run, and the large texts and secrets of conversations, which are encrypted with a key that it has; change what listings show of a conversation and who owns it, which stops it; remove heartbeats and queued work | read or write a log, report an observation of an action that was not dispatched or not claimed, delete a conversation, read its snapshot, its callers or the inbox; read or write API keys, budgets, quotas, schedules, webhooks, notes, evaluations and the record of operations |
-| controller | decide for any conversation, spend any budget, lower what is left of it | raise the limit of a budget; delete a log other than by trimming; API keys, schedules, webhooks, evaluations, the inbox, the record of operations |
+| tool worker | claim any action and report its observation, read actions that wait or run, and the large texts and secrets of conversations, which are encrypted with a key that it has; change what listings show of a conversation and who owns it, which stops it; put entries into the streams of other pools and nodes and change what is noted beside a claim, so that another tool worker runs a command that no log has; report a loss of events that did not happen; remove heartbeats and queued work | read or write a log, report an observation of an action that was not dispatched or not claimed, add an event that does not answer the action, delete a conversation, read its snapshot, its callers or the inbox; read or write API keys, budgets, quotas, schedules, webhooks, notes, evaluations and the record of operations |
+| controller | decide for any conversation, spend any budget, lower what is left of it, reset what is spent of it | raise the limit of a budget; delete a log other than by trimming; API keys, schedules, webhooks, evaluations, the inbox, the record of operations |
 | ingress | start, steer and delete any conversation | API keys, budgets, quotas, schedules, webhooks, notes, the record of operations |
 | jobs | delete any conversation; end a schedule's run or a webhook's delivery; change a webhook's definition, because they turn off one whose receiver is gone; shorten the record of operations | define schedules, delete webhooks, limits of budgets, API keys, the inbox; add to the record of operations, or change an entry |
 | server | what its API offers, for every tenant | create API keys; change or remove an entry of the record of operations |
 | metrics | see the names and states of conversations | write anything, read a log |
 
-A function runs with the rights of its caller. So a tool worker leaves its observation in `results`, and a controller adds it to the log if it has the capability that came with the action; see [decision 45](decisions/0045-least-rights-inside.md). Controllers, ingresses, jobs and the server can add to the log of any conversation.
+A function runs with the rights of its caller. So a tool worker leaves its observation in `results`, and a controller adds it to the log if it has the capability that came with the action, and if the controller can read that it answers this action; see [decision 45](decisions/0045-least-rights-inside.md). Controllers, ingresses, jobs and the server can add to the log of any conversation.
 """
 
 

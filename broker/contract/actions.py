@@ -445,6 +445,8 @@ class MCPAction(OfferedToolAction):
         answers: the person's answers, by the names of the fields.
     """
 
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.mcp", "observation.mcp_question")
+
     kind: Literal["action.call_tool_mcp"] = "action.call_tool_mcp"
     asks: int | None = None
     answers: JsonObject | None = None

@@ -47,6 +47,8 @@ BROWSER = ToolSpec(
 class BrowseURLAction(RiskyAction):
     """Open a page."""
 
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.browse", "observation.download")
+
     kind: Literal["action.browse"] = "action.browse"
     url: str
     return_axtree: bool = False
@@ -59,6 +61,8 @@ class BrowseURLAction(RiskyAction):
 
 class BrowseInteractiveAction(RiskyAction):
     """Act in the browser."""
+
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.browse", "observation.download")
 
     kind: Literal["action.browse_interactive"] = "action.browse_interactive"
     argument: ClassVar[tuple[str, str]] = ("code", "browser_actions")

@@ -199,6 +199,11 @@ def encrypt_entry(entry: bytes, cipher: EntryCipher, event_id: int | None) -> by
     return _add_head(cipher.encrypt(entry, _describe_entry(flags, event_id)), ENCRYPTED_VERSION, flags)
 
 
+def find_key_id(entry: bytes, size: int) -> bytes | None:
+    """Return the id of the key of an encrypted entry, which has this size in bytes; None: it is not encrypted."""
+    return find_sealed_part(entry)[:size] if is_encrypted(entry) else None
+
+
 def decrypt_entry(entry: bytes, cipher: EntryCipher | None, event_id: int) -> bytes:
     """Return the entry in an encrypted one. Another entry is returned as it is, unless the conversation has a cipher.
 

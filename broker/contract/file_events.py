@@ -223,6 +223,8 @@ class FileEditAction(RiskyAction):
 class ApplyPatchAction(RiskyAction):
     """Apply a patch to several files; answered by `FileEditObservation`."""
 
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.edit",)
+
     kind: Literal["action.apply_patch"] = "action.apply_patch"
     outcome: ClassVar[OutcomePolicy] = OutcomePolicy.AT_MOST_ONCE
     tool_spec: ClassVar[ToolSpec] = APPLY_PATCH

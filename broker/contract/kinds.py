@@ -23,6 +23,9 @@ from broker.runtime import parse_traceparent
 NAME_SETS_CACHE_SIZE = 1_024
 """The size of the cache for sets of field names; each kind uses several."""
 
+FAILURES = ("observation.error", "observation.outcome_unknown")
+"""How a tool worker reports that any action failed."""
+
 _set_attribute = object.__setattr__  # a frozen value is completed before it is shared
 
 EventT = TypeVar("EventT", bound="Event")
@@ -214,11 +217,13 @@ class Action(Event):
             `sentence`.
         argument: the tool's only argument besides the risk, and the field that it fills; None: see `from_call`.
         enabled_by: the field of `AgentSpec` that makes CodeActAgent offer the tool; empty if it never does.
+        answered_by: the kinds of a tool worker's observation; empty for the kind of the same name. Any action may fail.
         traceparent: the span that led to the action, see `broker.runtime.tracing`; None without tracing or if invalid.
     """
 
     is_shown_to_model: ClassVar[bool] = True
     is_shown_to_users: ClassVar[bool] = True
+    answered_by: ClassVar[tuple[str, ...]] = ()
     tool_spec: ClassVar[ToolSpec]
     user_template: ClassVar[str] = ""
     argument: ClassVar[tuple[str, str] | None] = None
@@ -260,6 +265,12 @@ class Action(Event):
             task_list: the agent's task list before this action.
         """
         return None
+
+    def may_be_answered_by(self, observation: Observation) -> bool:
+        """Return whether a tool worker may report this action so: by its kind, and for the same call of the model."""
+        kinds = self.answered_by or (self.kind.replace("action.", "observation.", 1),)
+        is_known = observation.kind in (*kinds, *FAILURES)
+        return is_known and observation.tool_call_metadata == self.tool_call_metadata
 
     def to_answer(self, observation: Observation) -> Observation:
         """Convert the tool worker's observation into the observation that is logged for this action."""

@@ -178,6 +178,8 @@ class AcpTurnAction(RiskyAction):
         timeout: the longest silence in seconds.
     """
 
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.acp",)
+
     kind: Literal["action.acp_turn"] = "action.acp_turn"
     is_shown_to_users: ClassVar[bool] = False
     command: str
@@ -201,6 +203,8 @@ class AcpPermissionAction(RiskyAction):
 
     For the other fields, see `AcpTurnAction`.
     """
+
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.acp",)
 
     kind: Literal["action.acp_permission"] = "action.acp_permission"
     command: str

@@ -167,6 +167,8 @@ class PlanAction(RiskyAction):
         plan: Markdown.
     """
 
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.plan_accepted",)
+
     kind: Literal["action.plan"] = "action.plan"
     argument: ClassVar[tuple[str, str]] = ("plan", "plan")
     sentence_template: ClassVar[str] = "The plan:\n{plan}"

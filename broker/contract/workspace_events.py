@@ -11,6 +11,8 @@ from broker.contract.tool_specs import OutcomePolicy
 class OpenWorkspaceAction(Action):
     """Put the initial content into the workspace; see `WorkspaceSpec.source`."""
 
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.workspace_opened", "observation.workspace_failed")
+
     kind: Literal["action.open_workspace"] = "action.open_workspace"
     sentence_template: ClassVar[str] = "Opening the workspace"
     runnable: ClassVar[bool] = True
@@ -32,6 +34,8 @@ class SurveyAction(Action):
 
 class DigestWorkspaceAction(Action):
     """Compute a digest of the workspace's files, to see whether they change. It changes nothing."""
+
+    answered_by: ClassVar[tuple[str, ...]] = ("observation.workspace_digest",)
 
     kind: Literal["action.digest_workspace"] = "action.digest_workspace"
     runnable: ClassVar[bool] = True

@@ -27,6 +27,7 @@ from .transfers import NoWorkspace as NoWorkspace, TransferAnswer as TransferAns
 from .transfers import TransferRequest as TransferRequest, Transfers as Transfers
 from .quarantine import PARSE_ERRORS as PARSE_ERRORS, Quarantine as Quarantine, QuarantinedItem as QuarantinedItem
 from .quarantine import find_conversation_keys as find_conversation_keys, list_quarantined as list_quarantined
+from .waiting_results import settle_results as settle_results
 from .wakeups import CarriedEvent as CarriedEvent, ReadyStream as ReadyStream, WorkerMailbox as WorkerMailbox
 from .wakeups import wake_conversations as wake_conversations
 from .workspace_orders import WorkspaceOrders as WorkspaceOrders

@@ -294,7 +294,9 @@ class Membership:
 
     async def _check_store(self) -> list[Any]:
         with suppress(StoreUnavailable, OutcomeUnknown):
-            self._compare(*await self._store.connection.call_many([READ_FACTS, ("TIME",)]))
+            facts, time = await self._store.connection.call_many([READ_FACTS, ("TIME",)])
+            self._compare(facts, time)
+            await self._store.repair_layout(facts[-1])
         return []
 
     async def wait_for_next_beat(self) -> None:
@@ -358,6 +360,7 @@ class Membership:
                     self._compare(*await connection.call_many([READ_FACTS, ("TIME",)]))  # the clearer error
                     raise
             self._compare(facts, time)
+            await self._store.repair_layout(facts[-1])
             self._slowest_seconds = max(waited.seconds, SLOWNESS_DECAY * self._slowest_seconds)
             if isinstance(replies[0][-1], int):
                 clock.apply_store_time(replies[0][-1], sent=sent)

@@ -15,10 +15,13 @@ from secrets import token_hex
 from typing import Any
 
 from broker.contract import Ownership
-from broker.runtime import CorruptEntry, EventsLost, OwnershipLost, StoreError, StoreRefused
+from broker.coordination.waiting_results import settle_results
+from broker.runtime import CorruptEntry, EventsLost, OwnershipLost, StoreError, StoreRefused, StoreUnavailable
 from broker.store import Store
 
 SNAPSHOT = "snapshot"
+MAX_SETTLEMENTS = 8
+"""How often a call settles results that have come meanwhile, and is repeated."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +101,8 @@ class Owners:
             case ["claimed", token, last, crashes, node, closed, *turn]:
                 ownership = Ownership(conversation_id, worker_id, token.decode())
                 return ClaimedConversation(ownership, last, crashes, node.decode(), bool(closed), *_parse_turn(*turn))
+            case ["missing"] if await self._store.has_moved(names):
+                return await self.claim(conversation_id, worker_id, ready_entry=ready_entry)
             case [outcome]:
                 return ClaimFailure(outcome)
         raise StoreError(f"Unexpected reply of the function claim: {reply!r}.")
@@ -153,7 +158,11 @@ class Owners:
             EventsLost: the log ends before `seen_id`, or holds another event with that id.
         """
         delay_ms = "" if delay_seconds is None else math.ceil(delay_seconds * 1000)
-        reply = await self._call_with_token("deck_release", ownership, seen_id, delay_ms, checksum)
+        for _ in range(MAX_SETTLEMENTS):
+            reply = await self._call_with_token("deck_release", ownership, seen_id, delay_ms, checksum)
+            if reply != ["news", seen_id]:
+                break
+            await settle_results(self._store, ownership.conversation_id)
         if reply[0] not in ("news", "lost"):
             return None
         last_id = int(reply[1])
@@ -176,7 +185,13 @@ class Owners:
             pool: the pool whose tool workers run it; empty for those that hold the conversation's workspace.
         """
         route = f"pool:{pool}" if pool else ""
-        reply = await self._call_with_token("deck_dispatch", ownership, action_id, entry, route, token_hex(16))
+        for _ in range(MAX_SETTLEMENTS):
+            reply = await self._call_with_token("deck_dispatch", ownership, action_id, entry, route, token_hex(16))
+            if reply != ["results"]:
+                break
+            await settle_results(self._store, ownership.conversation_id)
+        else:
+            raise StoreUnavailable(f"Results of {ownership.conversation_id} come faster than they can be settled.")
         return DispatchOutcome(reply[0])
 
     async def save_snapshot(

@@ -142,7 +142,10 @@ async def find_conversation_keys(store: Store, names: ShardKeys, conversation_id
         ValueError: it is not text, or belongs to another shard, whose entry could not be acknowledged from here.
         UsageError: it is not a valid conversation id.
     """
-    found = await store.locate(check_conversation_id(conversation_id.decode()), seen_in=names)
+    named = check_conversation_id(conversation_id.decode())
+    found = await store.locate(named, seen_in=names)
+    if found.shard != names and await store.has_moved(found):
+        found = await store.locate(named, seen_in=names)
     if found.shard != names:
         raise ValueError(f"the conversation {found.conversation_id!r} is not of this shard")
     return found

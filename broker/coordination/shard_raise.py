@@ -11,6 +11,7 @@ Keys: the field `shards` of `deck:store`.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from broker.coordination.membership import SHARDS_FIELD, ClusterMember, list_mem
 from broker.runtime import UsageError, failpoint
 from broker.store import MAX_NUMBERS, MAX_SHARDS, STORE, Argument, ShardKeys, Store
 
+NUMBER = re.compile("[0-9]{1,4}")
 POLL_SECONDS = 0.2
 SHOWN_WORKERS = 5
 
@@ -68,13 +70,26 @@ async def raise_shards(store: Store, number: int, *, limit_seconds: float = 30.0
     await _copy_rules(store, shards)
     failpoint("shards.before_raise")
     if number > before:
-        texts = [",".join(map(str, each)) for each in (numbers, (*numbers, number))]
+        lost = {one for one in await _find_lost(store, number) if one > numbers[0]}
+        raised = sorted({*numbers, *lost, number})
+        if len(raised) > MAX_NUMBERS:
+            raised = [*numbers, number]
+        texts = [",".join(map(str, each)) for each in (numbers, raised)]
         if await store.call_function("deck_raise_shards", (STORE,), *texts) == ["changed"]:
             return await raise_shards(store, number, limit_seconds=limit_seconds)  # another call, or a lost reply
         await store.refresh()
     failpoint("shards.raised")
     await _copy_rules(store, shards)  # those that were set meanwhile
     return ShardRaise(before, number, await _wait_for_workers(store, limit_seconds))
+
+
+async def _find_lost(store: Store, number: int) -> set[int]:
+    """Return lower numbers that workers know or shards were marked with: a store may have lost one in a fail-over."""
+    facts = [one.about.get(SHARDS_FIELD, "") for one in await _list_live(store)]
+    marks = await store.call_many([("HGET", names.clock, SHARDS_FIELD) for names in store.all_shards])
+    texts = [*facts, *((mark or b"").decode(errors="replace") for mark in marks)]
+    known = [int(text) for text in texts if NUMBER.fullmatch(text) and int(text) < number]
+    return {max(known)} if known else set()
 
 
 async def _copy_rules(store: Store, shards: Sequence[ShardKeys]) -> None:

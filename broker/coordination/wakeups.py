@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.coordination.quarantine import PARSE_ERRORS, Quarantine, find_conversation_keys
-from broker.runtime import StoreRefused
+from broker.coordination.waiting_results import settle_results
+from broker.runtime import StoreMisconfigured, StoreRefused, StoreTooNew
 from broker.store import (
     BLOCK_SECONDS,
     HEARTBEAT_SECONDS,
@@ -140,14 +141,11 @@ class WorkerMailbox:
     async def _settle(self, conversation_ids: Iterable[str]) -> None:
         """Append the observations that tool workers have left beside the logs of conversations."""
         for conversation_id in conversation_ids:
-            names = self._store.keys(conversation_id)
             try:
-                reply = await self._store.call_function("deck_settle", (names.root, names.shard.root), conversation_id)
-            except StoreRefused as error:  # damaged keys of one conversation affect no other
-                _log.warning("the results of %s cannot be settled: %s", conversation_id, error)
-            else:
-                if gap := reply[1].decode(errors="replace"):
+                if gap := await settle_results(self._store, conversation_id):
                     self._gaps[conversation_id] = gap
+            except (StoreRefused, StoreMisconfigured, StoreTooNew) as error:  # of one conversation: it affects no other
+                _log.warning("the results of %s cannot be settled: %s", conversation_id, error)
 
     async def _read_entries(self) -> list[Any]:
         command: tuple[Argument, ...] = (

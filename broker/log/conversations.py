@@ -186,7 +186,10 @@ class Conversations:
         Raises:
             UnknownConversation: no such conversation.
         """
+        names = await self._store.locate(conversation_id)
         (row,) = await self._rows([conversation_id])
+        if row is None and await self._store.has_moved(names):
+            return await self.load_row(conversation_id)
         if row is None:
             raise UnknownConversation(conversation_id)
         return row
@@ -227,7 +230,9 @@ class Conversations:
     async def _call(self, function: str, conversation_id: str) -> None:
         names = await self._store.locate(conversation_id)
         reply = await self._store.call_function(function, (names.root, names.shard.root), conversation_id)
-        if reply[0] == "missing":
+        if reply[0] == "missing" and await self._store.has_moved(names):
+            await self._call(function, conversation_id)
+        elif reply[0] == "missing":
             raise UnknownConversation(conversation_id)
 
     async def _rows(self, ids: Sequence[str]) -> list[ConversationRow | None]:

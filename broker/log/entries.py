@@ -73,24 +73,8 @@ async def find_reader(store: Store, conversation_id: str, entries: Sequence[Any]
 
 
 async def find_cipher_of(store: Store, conversation_id: str, entry: bytes) -> Cipher | None:
-    """Return the cipher of a conversation for one of its entries; see `find_reader`.
-
-    It is that of the index, whatever the entry claims: an entry that is not encrypted does not belong in an encrypted
-    conversation.
-    """
-    encryption, key_id = store.encryption, None
-    if codec.is_encrypted(entry):
-        key_id = codec.find_sealed_part(entry)[:KEY_ID_BYTES]
-        if not encryption.is_on:
-            return await encryption.load_cipher(conversation_id, key_id)  # raises, and says what is missing
-    cipher = await encryption.find_cipher(conversation_id)
-    if key_id == (None if cipher is None else cipher.key_id):
-        return cipher
-    encryption.forget_cipher(conversation_id)  # another conversation may have the id now
-    cipher = await encryption.find_cipher(conversation_id)
-    if cipher is None and key_id is not None:  # its index is gone, or the entry does not belong here
-        return await encryption.load_cipher(conversation_id, key_id)
-    return cipher
+    """Return the cipher of a conversation for one of its entries; see `Encryption.find_cipher_of`."""
+    return await store.encryption.find_cipher_of(conversation_id, codec.find_key_id(entry, KEY_ID_BYTES))
 
 
 def _last_value(fields: list[Any]) -> bytes:

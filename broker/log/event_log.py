@@ -25,6 +25,7 @@ from broker.contract import (
     codec,
     replace_surrogates,
 )
+from broker.coordination import settle_results
 from broker.log.admission import count_open_elsewhere, raise_refusal
 from broker.log.append_call import (
     Appended,
@@ -97,7 +98,7 @@ class NotedAction:
     """An action of a log, as it is noted beside the log.
 
     Attributes:
-        checksum: of its entry; empty if an earlier version has settled it.
+        checksum: of its entry; empty if an earlier version has dispatched or settled it.
         fingerprint: as workspace hosts know it; empty until it is settled, and if no tool worker has settled it.
     """
 
@@ -167,7 +168,8 @@ class EventLog:
             creator = Creator(key or new_key(), created.workspace.pool, awaited, start=start, caller=caller)
             return await self._create([created, *events], creator._replace(shards=shards), answers={}, node=node)
 
-        return await (self.store.repeat_if_raised(create) if shards is None else create(shards))
+        repeat = self.store.repeat_if_raised
+        return await (repeat(created.conversation_id, create) if shards is None else create(shards))
 
     async def _create(
         self,
@@ -303,6 +305,8 @@ class EventLog:
             fields=fields or {},
         )
         assert outcome is not None
+        if isinstance(outcome, Conflict) and outcome.last_id == expected_last_id:
+            await settle_results(self.store, ownership.conversation_id)
         if isinstance(outcome, Lost) or (isinstance(outcome, Conflict) and outcome.last_id < expected_last_id):
             raise EventsLost(ownership.conversation_id, outcome.last_id, expected_last_id, checksum)
         return outcome
@@ -343,6 +347,9 @@ class EventLog:
                 break
         if last_id == 0:
             await self.load_last_id(conversation_id)
+            if (await self.store.locate(conversation_id)).events != stream:  # it was created again, elsewhere
+                async for page in self.read_pages(conversation_id, until=until, decode=decode):
+                    yield page
 
     async def read_new(
         self, ownership: Ownership, *, after: int, checksum: str = "", with_snapshot: bool = False
@@ -409,11 +416,13 @@ class EventLog:
         Raises:
             UnknownConversation: no such conversation.
         """
-        meta = (await self.store.locate(conversation_id)).meta
-        found = await self.store.call("HGET", meta, "last_id")
-        if found is None:
-            raise UnknownConversation(conversation_id)
-        return int(found)
+        names = await self.store.locate(conversation_id)
+        found = await self.store.call("HGET", names.meta, "last_id")
+        if found is not None:
+            return int(found)
+        if await self.store.has_moved(names):
+            return await self.load_last_id(conversation_id)
+        raise UnknownConversation(conversation_id)
 
     async def load_acks(self, conversation_id: str) -> Acks | None:
         """Return when an event of a conversation counts as written; None: as its store demands."""
@@ -428,17 +437,17 @@ class EventLog:
 
     async def load_tenant(self, conversation_id: str) -> str:
         """Return the tenant of a conversation; empty if it has none."""
-        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "tenant")
+        found = await self.store.call("HGET", (await self.store.locate(conversation_id)).meta, "tenant")
         return (found or b"").decode(errors="backslashreplace")
 
     async def load_workspace(self, conversation_id: str) -> WorkspaceSpec:
         """Return the workspace of a conversation, as in its first event."""
-        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "workspace")
+        found = await self.store.call("HGET", (await self.store.locate(conversation_id)).meta, "workspace")
         return WorkspaceSpec.model_validate_json(found or b"{}")
 
     async def load_origin(self, conversation_id: str) -> str:
         """Return what a conversation was forked from, as in its first event; empty if it is no fork."""
-        meta = self.store.keys(conversation_id).meta
+        meta = (await self.store.locate(conversation_id)).meta
         used, origin = await self.store.call("HMGET", meta, "used", "forked_from")
         if used is None:  # created by an earlier version, which has not noted it
             with suppress(StoreMisconfigured):  # a tool worker may not read the log
@@ -448,22 +457,24 @@ class EventLog:
 
     async def is_workspace_used(self, conversation_id: str) -> bool:
         """Return whether an event has read or changed the workspace, or may have."""
-        found = await self.store.call("HGET", self.store.keys(conversation_id).meta, "used")
+        found = await self.store.call("HGET", (await self.store.locate(conversation_id)).meta, "used")
         return bool(found != b"0")
 
     async def find_action(self, conversation_id: str, action_id: int) -> NotedAction | None:
         """Return what the store has noted of an action; None if it knows of no such action."""
-        names = self.store.keys(conversation_id)
-        fields = (f"k:{action_id}", f"o:{action_id}")
-        last_id, (dispatched, settled) = await self.store.call_many(
+        names = await self.store.locate(conversation_id)
+        fields = [f"{kind}:{action_id}" for kind in "koq"]
+        last_id, (dispatched, settled, carrier) = await self.store.call_many(
             [("HGET", names.meta, "last_id"), ("HMGET", names.once, *fields)]
         )
+        if last_id is None and await self.store.has_moved(names):
+            return await self.find_action(conversation_id, action_id)
         if last_id is None:
             raise UnknownConversation(conversation_id)
         if dispatched is not None:
             return NotedAction(dispatched.decode(errors="replace"), "")
         if settled is None:
-            return None
+            return None if carrier is None else NotedAction("", "")
         noted: list[str] = settled.decode(errors="replace").split(":")[2:]
         return NotedAction(*[*noted, "", ""][:2])
 
@@ -537,7 +548,7 @@ class EventLog:
         return await self.create_from(target, whole, key=f"fork:{source_id}@{at}")
 
     async def create_from(
-        self, created: ConversationCreated, events: Sequence[Event], *, key: str
+        self, created: ConversationCreated, events: Sequence[Event], *, key: str, shards: int | None = None
     ) -> Appended | Duplicate:
         """Create a conversation with the events of another log, from this store or elsewhere.
 
@@ -545,6 +556,7 @@ class EventLog:
 
         Args:
             events: all events from id 2 on, in order, with the full text of their fields.
+            shards: see `create`.
 
         Raises:
             UsageError: the id is invalid, or another conversation has it.
@@ -558,7 +570,8 @@ class EventLog:
             fields = make_copied_fields(created, events)
             return await self._create([created, *events], creator, answers=answers, fields=fields)
 
-        return await self.store.repeat_if_raised(create)
+        repeat = self.store.repeat_if_raised
+        return await (repeat(created.conversation_id, create) if shards is None else create(shards))
 
     async def _append(
         self,
@@ -575,6 +588,8 @@ class EventLog:
     ) -> AppendOutcome | None:
         is_new = isinstance(writer, Creator)
         names = await (self.store.place if is_new else self.store.locate)(conversation_id)
+        if isinstance(writer, Creator) and writer.shards != self.store.shards:
+            raise ShardsRaised  # what was stored for it may be elsewhere
         # The position of a producer's or a tool's event is assigned by the store.
         first_id = 1 if is_new else writer.seen_id + 1 if isinstance(writer, Owner) else None
         for _ in range(MAX_LOOK_UPS):
@@ -622,6 +637,10 @@ class EventLog:
             reply = await self.store.call_function("deck_append", (names.root, names.shard.root), *arguments)
             if reply[0] == "locked" and self.store.encryption.is_on:
                 self.store.encryption.forget_cipher(conversation_id)
+                continue
+            if reply[0] == "missing" and await self.store.has_moved(names):
+                self.store.encryption.forget_cipher(conversation_id)
+                names = await self.store.locate(conversation_id)
                 continue
             if reply[0] != "secrets":
                 raise_refusal(reply)

@@ -78,6 +78,9 @@ async def check_event_exists(store: Store, conversation_id: str, known_id: int, 
     entry_id = f"{known_id}-0"
     commands = [("HGET", names.meta, "last_id"), ("XRANGE", names.events, entry_id, entry_id)]
     last_id, found = await store.call_many(commands)
+    if last_id is None and await store.has_moved(names):
+        await check_event_exists(store, conversation_id, known_id, checksum)
+        return
     if last_id is None:
         raise UnknownConversation(conversation_id)
     if known_id and not is_first_entry(found, known_id, checksum):

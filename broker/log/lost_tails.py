@@ -14,18 +14,20 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import cast
 
 from broker.contract import Event, EventsLostObservation, codec
+from broker.coordination import settle_results
 from broker.log.append_call import Closed
-from broker.log.event_log import EventLog, NotedAction
-from broker.runtime import DeckhandsError, EventsLost, UnknownConversation
+from broker.log.event_log import EventLog
+from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, UnknownConversation
 from broker.store import Store
 
 _log = logging.getLogger(__name__)
 
 CHECKSUM_DIGITS = 8
+REPORTED = re.compile(r"([0-9]{1,15}):([0-9a-f]{0,64})")
 ENDED = "event {known} had been written, and the log ended at event {last}."
 CHANGED = "event {known} was a different event before."
 NAMED = re.compile(rb"(\d{1,18}):(\d{1,18})")
@@ -73,21 +75,25 @@ async def record_reported_gap(log: EventLog, conversation_id: str, gap: str) -> 
     Args:
         gap: `<action>:<checksum or fingerprint>`. A tool worker may forge it: what the log holds is not recorded.
     """
-    text, _, mark = gap.partition(":")
     try:
-        known_id = int(text)
-        last_id = await log.load_last_id(conversation_id)
-        noted = await log.find_action(conversation_id, known_id) if known_id <= last_id else None
-        if noted is not None and (mark in ("", noted.checksum) or _may_be(noted, mark)):
-            return
-        await record_gap(log, EventsLost(conversation_id, last_id, known_id, mark), noticed_by="a tool worker")
-    except (DeckhandsError, ValueError) as error:
+        if (said := REPORTED.fullmatch(gap)) is not None:
+            known_id, mark = int(said[1]), said[2]
+            last_id = await log.load_last_id(conversation_id)
+            if known_id > last_id or not await _is_there(log, conversation_id, known_id, mark):
+                await record_gap(log, EventsLost(conversation_id, last_id, known_id, mark), noticed_by="a tool worker")
+        await settle_results(log.store, conversation_id, checked_gap=gap)
+    except DeckhandsError as error:
         _log.warning("a loss that was reported for %s is not recorded: %s", conversation_id, error)
 
 
-def _may_be(noted: NotedAction, mark: str) -> bool:
-    """Return whether a fingerprint may be that of an action; the store knows none until the action is settled."""
-    return len(mark) != CHECKSUM_DIGITS and noted.fingerprint in ("", mark)
+async def _is_there(log: EventLog, conversation_id: str, event_id: int, mark: str) -> bool:
+    """Return whether the log holds an event, by its checksum; or whether it may, by the fingerprint of an action."""
+    if len(mark) in (0, CHECKSUM_DIGITS):
+        with suppress(CorruptEntry):
+            return not mark or codec.checksum_of(await log.load_entry(conversation_id, event_id)) == mark
+        return False
+    noted = await log.find_action(conversation_id, event_id)
+    return noted is None or noted.fingerprint in ("", mark)  # the store knows none until the action is settled
 
 
 async def tail_recording_gaps(

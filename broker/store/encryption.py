@@ -341,6 +341,29 @@ class Encryption:
             return self.remember(conversation_id, None)
         return self.remember(conversation_id, await self.load_cipher(conversation_id, key_id))
 
+    async def find_cipher_of(self, conversation_id: str, key_id: bytes | None) -> Cipher | None:
+        """Return the cipher of a conversation for one of its entries.
+
+        It is that of the index, whatever the entry claims: an entry that is not encrypted does not belong in an
+        encrypted conversation.
+
+        Args:
+            key_id: the key that the entry names; None: it is not encrypted.
+
+        Raises:
+            DataLocked: it is encrypted, and this process has no key for it.
+        """
+        if key_id is not None and not self.is_on:
+            return await self.load_cipher(conversation_id, key_id)  # raises, and says what is missing
+        cipher = await self.find_cipher(conversation_id)
+        if key_id == (None if cipher is None else cipher.key_id):
+            return cipher
+        self.forget_cipher(conversation_id)  # another conversation may have the id now
+        cipher = await self.find_cipher(conversation_id)
+        if cipher is None and key_id is not None:  # its index is gone, or the entry does not belong here
+            return await self.load_cipher(conversation_id, key_id)
+        return cipher
+
     async def find_changed_cipher(self, conversation_id: str, used: Cipher | None) -> ChangedCipher | None:
         """Return the cipher of an existing conversation if it is another one than `used`; None if it is the same.
 

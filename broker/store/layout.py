@@ -4,8 +4,10 @@ Raising the number moves nothing. The store keeps every number it has had, such 
 stays in the shard that the earlier number gave it, and a new one goes to the shard of the latest number. Where the
 numbers give different shards, a look at the store decides, once for each conversation and process.
 
-Holds: a process sees a higher number at its next call after `REFRESH_SECONDS`, a worker at its next heartbeat. What
-belongs to a name (a quota, a budget, a schedule, a webhook) stays in the shard of the first number.
+Holds: no process forgets a number that it has seen, and a worker writes those back that a store has lost in a
+fail-over, if it may. A conversation that is missing where it was found is looked for again. A process sees a higher
+number at its next call after `REFRESH_SECONDS`, a worker at its next heartbeat. What belongs to a name (a quota, a
+budget, a schedule, a webhook) stays in the shard of the first number.
 Keys: the field `shards` of `deck:store`; the field `shards` of `deck:{k}:clock`: the least number that a process must
 know to create a conversation in this shard.
 """
@@ -55,9 +57,10 @@ class ShardLayout:
         return self.numbers[-1]
 
     def update(self, numbers: tuple[int, ...]) -> None:
-        """Take over what the store has; a number that became smaller is ignored, as after a fail-over."""
-        if numbers[-1] > self.count:
-            self.numbers = numbers
+        """Add the numbers that the store has. It may have lost some in a fail-over, which stay known here."""
+        merged = tuple(sorted({*self.numbers, *numbers}))
+        if len(merged) <= MAX_NUMBERS:
+            self.numbers = merged
 
     def list_shards(self, conversation_id: str) -> list[ShardKeys]:
         """Return the shards that may hold a conversation: that of the latest number first."""
@@ -90,6 +93,10 @@ class ShardLayout:
             self._put(self._named, conversation_id, named_by)
         found = self._named.get(conversation_id)
         return ConversationKeys(found if found in shards else shards[0], conversation_id)
+
+    def plan(self, keys: ConversationKeys) -> None:
+        """Remember where a conversation is to be created, for what is stored before; see `guess`."""
+        self._put(self._named, keys.conversation_id, keys.shard)
 
     def forget(self, conversation_id: str) -> None:
         """Forget where a conversation was, because it may not exist any more."""

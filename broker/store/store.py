@@ -156,6 +156,7 @@ class Store:
     masters: MasterKeys = NO_MASTER_KEYS
     is_encrypted: bool = False
     _refreshed: list[float] = field(default_factory=lambda: [-math.inf])
+    _may_repair: list[bool] = field(default_factory=lambda: [True])
 
     @property
     def shards(self) -> int:
@@ -172,9 +173,15 @@ class Store:
         """The ciphers of its conversations."""
         return Encryption(self, self.masters, is_required=self.is_encrypted)
 
-    def keys(self, conversation_id: str) -> ConversationKeys:
-        """The keys that a conversation has if it is created now; those of an existing one are known to `locate`."""
-        return keys.conversation_keys(conversation_id, self.shards)
+    def known_keys(self, conversation_id: str) -> ConversationKeys:
+        """Return the keys of a conversation whose place is known without a look at the store; see `locate`.
+
+        Raises:
+            LookupError: only the store can tell, because the number of shards was raised.
+        """
+        if (found := self.layout.find(conversation_id)) is None:
+            raise LookupError(f"Only `locate` finds the conversation {conversation_id!r} of a store with more shards.")
+        return found
 
     async def locate(self, conversation_id: str, *, seen_in: ShardKeys | None = None) -> ConversationKeys:
         """Return the keys of a conversation. Asks the store only if the number of shards was raised.
@@ -201,13 +208,30 @@ class Store:
     async def _look_up(self, conversation_ids: Sequence[str]) -> dict[str, ConversationKeys | None]:
         """Find conversations, and remember where they are; None for one that does not exist."""
         places = [ConversationKeys(one, cid) for cid in conversation_ids for one in self.layout.list_shards(cid)]
-        found = await self.call_many([("EXISTS", one.meta) for one in places])
+        found = await self._find_created(places)
         located: dict[str, ConversationKeys | None] = dict.fromkeys(conversation_ids)
         for one, is_there in zip(places, found, strict=True):
-            if is_there:
+            if is_there and located[one.conversation_id] is None:  # the newest place counts
                 located[one.conversation_id] = one
                 self.layout.remember(one)
         return located
+
+    async def _find_created(self, places: Sequence[ConversationKeys]) -> list[Any]:
+        """Return for each place whether a conversation was created there; a key of another type is none."""
+        commands = [("HEXISTS", one.meta, "last_id") for one in places]
+        try:
+            return await self.call_many(commands)
+        except StoreRefused as error:
+            if WRONG_TYPE_PREFIX not in error.message:
+                raise
+            return [False] if len(places) == 1 else [(await self._find_created([one]))[0] for one in places]
+
+    async def has_moved(self, names: ConversationKeys) -> bool:
+        """Return whether a conversation that is missing here is elsewhere: it was deleted and created again."""
+        if len(self.layout.numbers) == 1:
+            return False
+        self.layout.forget(names.conversation_id)
+        return await self.locate(names.conversation_id) != names
 
     async def place(self, conversation_id: str) -> ConversationKeys:
         """Return the keys of a conversation that is to be created; those of the existing one if it exists.
@@ -218,15 +242,23 @@ class Store:
         shards = self.layout.list_shards(conversation_id)
         for names in shards[1:]:
             if await self.call_function("deck_place", (names.root,), conversation_id, self.shards) == ["here"]:
-                return ConversationKeys(names, conversation_id)
-        return ConversationKeys(shards[0], conversation_id)
+                found = ConversationKeys(names, conversation_id)
+                break
+        else:
+            found = ConversationKeys(shards[0], conversation_id)
+        self.layout.plan(found)
+        return found
 
     async def refresh(self, *, max_age_seconds: float = 0.0) -> None:
         """Read how many shards the store has, unless this process has read it as recently as that."""
         if self.clock.monotonic() - self._refreshed[0] < max_age_seconds:
             return
-        self._refreshed[0] = self.clock.monotonic()
-        self.compare_layout(await _retry(lambda: self.connection.call(*READ_LAYOUT), *self._patience))
+        self._refreshed[0] = self.clock.monotonic()  # the calls of the meantime rely on what is known
+        if not max_age_seconds:
+            self.compare_layout(await self.call(*READ_LAYOUT))
+            return
+        with suppress(StoreUnavailable, OutcomeUnknown):  # the next call says so, or is served from elsewhere
+            self.compare_layout(await self.connection.call(*READ_LAYOUT))
 
     def compare_layout(self, found: bytes | None) -> None:
         """Like `refresh`, for a field that was already read."""
@@ -234,8 +266,22 @@ class Store:
         with suppress(ValueError):  # damaged: whatever opens the store says so
             self.layout.update(parse_numbers((found or b"").decode(errors="backslashreplace")))
 
-    async def repeat_if_raised(self, create: Callable[[int], Awaitable[T]]) -> T:
+    async def repair_layout(self, found: bytes | None) -> None:
+        """Write the numbers of shards back that a store has lost in a fail-over, as `compare_layout` has read it.
+
+        Does not: write without the right to. Then `raise_shards` takes the number from the facts of the workers.
+        """
+        text, known = (found or b"").decode(errors="backslashreplace"), ",".join(map(str, self.layout.numbers))
+        with suppress(ValueError, StoreRefused, StoreMisconfigured):
+            if self._may_repair[0] and set(parse_numbers(text)) < set(self.layout.numbers):
+                self._may_repair[0] = False  # until it has worked
+                await self.call_function("deck_raise_shards", (keys.STORE,), text, known)
+                self._may_repair[0] = True
+
+    async def repeat_if_raised(self, conversation_id: str, create: Callable[[int], Awaitable[T]]) -> T:
         """Create a conversation, and once more if the number of shards is raised meanwhile.
+
+        It is placed first: what `create` stores is where the conversation will be.
 
         Args:
             create: stores what belongs to the conversation, and then creates it with this number of shards.
@@ -243,10 +289,16 @@ class Store:
         for _ in range(MAX_RAISES):
             await self.refresh(max_age_seconds=REFRESH_SECONDS)
             try:
-                return await create(self.shards)
+                return await self._place_and_create(conversation_id, create)
             except ShardsRaised:
                 await self.refresh()
-        return await create(self.shards)
+        return await self._place_and_create(conversation_id, create)
+
+    async def _place_and_create(self, conversation_id: str, create: Callable[[int], Awaitable[T]]) -> T:
+        shards = self.shards
+        if len(self.layout.numbers) > 1:
+            await self.place(conversation_id)
+        return await create(shards)
 
     def find_home(self, name: str) -> ShardKeys:
         """Return the shard of what belongs to a name, not to a conversation: a pool's quota, a tenant's budgets."""

@@ -294,7 +294,7 @@ class Delegates:
             key = f"delegate:{delegate.id}"
             return await self._log.create(created, first, key=key, node=node, shards=shards)
 
-        outcome = await self._log.store.repeat_if_raised(create)
+        outcome = await self._log.store.repeat_if_raised(conversation_id, create)
         if isinstance(outcome, Duplicate) and not await _has_task(self._log, conversation_id, task):
             raise UsageError(
                 f"The name {conversation_id} belongs to a delegate with another task: "

@@ -51,13 +51,17 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     if not all(0 <= usd <= MAX_USD for usd in (own_usd, delegates_usd)):  # also rejects NaN
         raise UsageError(f"The archived log of {conversation_id} cannot be one: its costs are not valid amounts.")
     source = created.workspace.source
-    if isinstance(source, UploadedSource):
-        content = await archive.upload(conversation_id, source.parcel)
-        await StoredFiles(store).keep(conversation_id, content or b"")
+    content = await archive.upload(conversation_id, source.parcel) if isinstance(source, UploadedSource) else None
     tenancy = created.tenancy
     accounts = list_accounts(conversation_id, tenant=tenancy.tenant, experiment=tenancy.experiment) if tenancy else []
     await Ledger(store).restore_account(accounts, total_usd=own_usd, delegates_usd=delegates_usd)
-    await log.create_from(created, events[1:], key=f"restore:{manifest.first_sha256}")
+
+    async def create(shards: int) -> None:
+        if isinstance(source, UploadedSource):
+            await StoredFiles(store).keep(conversation_id, content or b"")
+        await log.create_from(created, events[1:], key=f"restore:{manifest.first_sha256}", shards=shards)
+
+    await store.repeat_if_raised(conversation_id, create)
     return True
 
 

@@ -219,9 +219,13 @@ class Client(Steering):
             if await find_creation(self.store, fork_id, key) is None:
                 raise
             return fork_id
-        await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
-        held = [make_hold()] if is_held else []
-        await self.log.create_from(created, [*copy_events(events, model=model), *held], key=key)
+        copied = [*copy_events(events, model=model), *([make_hold()] if is_held else [])]
+
+        async def create(shards: int) -> None:
+            await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
+            await self.log.create_from(created, copied, key=key, shards=shards)
+
+        await self.store.repeat_if_raised(fork_id, create)
         return fork_id
 
     async def send_message(

@@ -127,7 +127,7 @@ async def start_conversation(
             await store_secrets(secrets, conversation_id, spec.secrets)
             return await log.create(created, first, key=key, awaited=awaited, caller=caller, start=start, shards=shards)
 
-        return await store.repeat_if_raised(create)
+        return await store.repeat_if_raised(conversation_id, create)
 
 
 async def find_runnable_agent(

@@ -33,6 +33,8 @@ Refusal = tuple[str, str]
 
 REQUESTS_AT_ONCE = 4
 """How many short requests of a tenant are worked on at the same time; each takes milliseconds."""
+REQUESTS_WAITING = 256
+"""How many more of them may wait; the server refuses the others with 429."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,7 @@ class Gateway:
     streams: dict[object, ApiKey] = field(init=False, default_factory=dict)
     transfers: Held = field(init=False)
     connections: Held = field(init=False)
-    turns: Turns = field(init=False, default_factory=lambda: Turns(REQUESTS_AT_ONCE))
+    turns: Turns = field(init=False, default_factory=lambda: Turns(REQUESTS_AT_ONCE, REQUESTS_WAITING))
     refusals: Counter[Refusal] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 

@@ -93,10 +93,27 @@ class Guard:
             await _refuse(error, scope, receive, send)
             return
         if scope["type"] == "http" and SHORT.fullmatch(scope["path"]) and "principal" in scope.get("state", {}):
-            async with self._gateway.turns.take(scope["state"]["principal"].tenant):
-                await self._app(scope, receive, _with_headers(send))
+            await self._take_turn(scope["state"]["principal"].tenant, scope, receive, send)
             return
         await self._app(scope, receive, _with_headers(send))
+
+    async def _take_turn(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a short request on in its turn, which ends before the answer is sent: its reader may be slow."""
+        try:
+            end = await self._gateway.turns.take(tenant)
+        except Problem as error:
+            await _refuse(error, scope, receive, send)
+            return
+
+        async def forward(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                end()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, _with_headers(forward))
+        finally:
+            end()
 
     def _count_refusals(self, send: Send) -> Send:
         """Return a send function that counts error answers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
@@ -82,18 +82,46 @@ class Turns:
 
     Args:
         at_once: how many requests of one tenant are worked on at the same time.
+        max_waiting: how many more of them may wait.
     """
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, max_waiting: int) -> None:
         self._at_once = at_once
+        self._max_waiting = max_waiting
         self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._waiting: Counter[str] = Counter()
 
-    def take(self, tenant: str) -> asyncio.Semaphore:
-        """Return what to hold during a request, by `async with`; requests of a tenant get it in their order."""
+    async def take(self, tenant: str) -> Callable[[], None]:
+        """Wait for a turn, in the order of a tenant's requests. Returns what ends it, which may be called repeatedly.
+
+        Raises:
+            Problem: too many requests of the tenant wait.
+        """
         found = self._of.get(tenant)
         if found is None:
             self._of[tenant] = found = asyncio.Semaphore(self._at_once)
-        return found
+        if found.locked() and self._waiting[tenant] >= self._max_waiting:
+            raise Problem(
+                429,
+                "too_many_requests_of_tenant",
+                f"{self._max_waiting:,} requests of this tenant wait at this server already.",
+                remedy="Send fewer at a time.",
+                headers={"Retry-After": str(RETRY_SECONDS)},
+            )
+        self._waiting[tenant] += 1
+        try:
+            await found.acquire()
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+        turns = [found]
+
+        def end() -> None:
+            if turns:
+                turns.pop().release()
+
+        return end
 
 
 def count_share(most: int, percent: int) -> int:

@@ -55,7 +55,7 @@ async def test_the_observation_settles_and_acknowledges(store: Store, queue: Que
     assert await in_hand(store) == 0
     assert await reader.claim(delivery) == NothingToDo("settled")
     assert await Owners(store).dispatch(ownership, 2, delivery.entry) is DispatchOutcome.SETTLED
-    kept = await store.connection.call("HGETALL", store.keys(CID).once)
+    kept = await store.connection.call("HGETALL", store.known_keys(CID).once)
     assert [name for name in kept[::2] if name[:2] in (b"q:", b"w:", b"n:", b"m:")] == []  # or the log's life long
 
 
@@ -135,7 +135,7 @@ async def test_a_running_action_is_run_by_no_other_worker(store: Store, queue: Q
         await store.connection.call("XADD", store.all_shards[0].actions("pool:bash"), "*", *fields)
         assert await reader.claim(await take(reader)) == NothingToDo("busy")
     assert await in_hand(store) == 1
-    assert await store.connection.call("HGET", store.keys(CID).once, "q:2") == running.location.encode()
+    assert await store.connection.call("HGET", store.known_keys(CID).once, "q:2") == running.location.encode()
     assert await store.connection.call("XLEN", store.all_shards[0].actions("node:n1")) == 0
 
 
@@ -145,7 +145,7 @@ async def test_action_of_a_missing_or_closed_conversation_is_dropped(store: Stor
     delivery = await take(reader)
     await Conversations(store).close(CID)
     assert await reader.claim(delivery) == NothingToDo("closed")
-    await store.connection.call("DEL", store.keys(CID).meta)
+    await store.connection.call("DEL", store.known_keys(CID).meta)
     assert await reader.claim(delivery) == NothingToDo("missing")
     assert await in_hand(store) == 0
 
@@ -247,7 +247,7 @@ async def test_a_missing_stream_hides_no_lost_delivery_of_another(
 @pytest.mark.parametrize("is_waiting", [False, True])
 async def test_sessions_on_an_unserved_node_are_not_ended(store: Store, queue: Queue, is_waiting: bool) -> None:
     await broker_parts.begin(store)
-    names = store.keys(CID)
+    names = store.known_keys(CID)
     await store.connection.call("HSET", names.meta, "node", "gone")
     if is_waiting:  # an order that no worker has taken
         await store.connection.call("XADD", names.shard.actions("node:gone"), "*", "c", CID, "a", 0, "x", "cancel")
@@ -312,7 +312,7 @@ async def test_only_the_holder_of_an_action_marks_it(store: Store, queue: Queue)
     assert await holder.mark(delivery, is_acting=True)
     await log.append_observation(CID, output(2), worker_id="t1", place=delivery.location)
     assert not await holder.mark(delivery, is_acting=False)
-    left = await store.connection.call("HGETALL", store.keys(CID).once)
+    left = await store.connection.call("HGETALL", store.known_keys(CID).once)
     checksum = checksum_of(await log.load_entry(CID, 2)).encode()
     assert left == [b"create:begin", b"1:1", b"o:2", b"3:3:" + checksum]
 

@@ -102,7 +102,7 @@ async def test_nothing_is_appended_to_an_unknown_conversation(store: Store) -> N
         await log.append_as_owner(Ownership("nobody", "w", "1"), [message()], expected_last_id=0)
     with pytest.raises(UnknownConversation):
         await log.append_observation("nobody", output(1), worker_id="w")
-    assert await store.connection.call("EXISTS", store.keys("nobody").meta) == 0
+    assert await store.connection.call("EXISTS", store.known_keys("nobody").meta) == 0
 
 
 async def test_a_closed_conversation_takes_nothing(store: Store) -> None:
@@ -276,7 +276,7 @@ async def test_tokens_rise_even_when_the_clock_is_behind(store: Store) -> None:
         await owners.release(ownership, seen_id=1)
     assert tokens[0] < tokens[1] < tokens[2]
     far_ahead = 9_999_999_999_999
-    await store.connection.call("HSET", store.keys(CID).meta, "token", far_ahead)
+    await store.connection.call("HSET", store.known_keys(CID).meta, "token", far_ahead)
     assert (await claim(store, "w1")).token == str(far_ahead + 1)
 
 
@@ -355,7 +355,7 @@ async def test_a_parked_conversation_that_is_gone_leaves_nothing_behind(store: S
     worker = await enter(store, "w1")
     await store.connection.call("ZADD", store.all_shards[0].parked, 1, "gone")
     await worker.beat(1)
-    assert await store.connection.call("EXISTS", store.keys("gone").meta) == 0
+    assert await store.connection.call("EXISTS", store.known_keys("gone").meta) == 0
     assert await notified(store) == []
 
 

@@ -36,7 +36,7 @@ async def test_the_first_caller_of_a_conversation_stays(store: Store, callers: C
 
 
 async def test_caller_of_another_type_does_not_prevent_a_conversation(store: Store, callers: Callers) -> None:
-    await store.connection.call("SET", store.keys(CID).caller, "no hash")
+    await store.connection.call("SET", store.known_keys(CID).caller, "no hash")
     await create(store, callers, Caller(CID, CELERY, "task"))
     found = await callers.of(CID)
     assert found is not None
@@ -54,7 +54,7 @@ async def test_an_end_is_notified_though_progress_was_not_read(store: Store, cal
         nonlocal last
         await log.append_as_owner(ownership, [message()], expected_last_id=last, fields={"state": state})
         last += 1
-        notices = await store.connection.call("XRANGE", store.keys(CID).shard.notices, "-", "+")
+        notices = await store.connection.call("XRANGE", store.known_keys(CID).shard.notices, "-", "+")
         return [decode_fields(fields)["e"] for _, fields in notices]
 
     assert await append("running") == ["0"]
@@ -67,4 +67,4 @@ async def test_an_end_is_notified_though_progress_was_not_read(store: Store, cal
 
 async def test_marking_a_deleted_conversation_leaves_no_key(store: Store, callers: Callers) -> None:
     await callers.mark_answered(CID)
-    assert not await store.connection.call("EXISTS", store.keys(CID).caller)
+    assert not await store.connection.call("EXISTS", store.known_keys(CID).caller)

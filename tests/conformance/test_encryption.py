@@ -66,12 +66,12 @@ async def begin(store: Store, cid: str = CID, tenant: str = "acme", *texts: str)
 
 async def has_blob(store: Store, text: str) -> bool:
     name = hashlib.sha256(text.encode()).hexdigest()
-    return bool(await store.connection.call("EXISTS", store.keys(CID).blob(name)))
+    return bool(await store.connection.call("EXISTS", store.known_keys(CID).blob(name)))
 
 
 async def raw_of(store: Store, cid: str = CID) -> bytes:
     """Return all bytes that the store has of a conversation."""
-    names, parts = store.keys(cid), []
+    names, parts = store.known_keys(cid), []
     entries = await store.connection.call("XRANGE", names.events, "-", "+")
     parts += [entry[1][-1] for entry in entries]
     parts += await store.connection.call("HGETALL", names.meta)
@@ -106,7 +106,7 @@ async def test_conversation_reads_as_written_without_plain_text_in_the_store(ope
     assert MARKER.encode() not in raw
     assert b"marker" not in raw
     (blob,) = [ref.sha256 for ref in events[4].blobs.values()]
-    content = await store.connection.call("GET", store.keys(CID).blob(blob))
+    content = await store.connection.call("GET", store.known_keys(CID).blob(blob))
     assert len(content) > len(BIG)
     assert b"marker" not in content
 
@@ -165,7 +165,7 @@ async def test_a_repeated_creation_leaves_a_plain_conversation_as_it_is(
     assert [(await log.blobs.restore_event(CID, event)).content for event in events[1:]] == [BIG, f"{BIG}more"]
     assert not any([codec.is_encrypted(await log.load_entry(CID, n)) for n in (1, 2, 3)])
     sealed = codec.encrypt_entry(codec.encode(message("x").wire()), Cipher("k" * 8, b"d" * 32, CID), None)
-    await store.connection.call("XADD", store.keys(CID).events, "4-0", "e", sealed)
+    await store.connection.call("XADD", store.known_keys(CID).events, "4-0", "e", sealed)
     with pytest.raises(DataLocked, match="was deleted"):
         await log.read(CID)
     assert await store.encryption.find_cipher(CID) is None
@@ -176,7 +176,7 @@ async def test_the_store_takes_no_encrypted_event_for_a_plain_conversation(
 ) -> None:
     plain = await open_store(connect(), masters=MasterKeys())
     await begin(plain, CID, "acme", "one")
-    names = plain.keys(CID)
+    names = plain.known_keys(CID)
     sealed = codec.encrypt_entry(codec.encode(message("x").wire()), Cipher("k" * 8, b"d" * 32, CID), None)
     arguments = make_append_arguments(CID, ProducerWriter("k", "", False, None), [NewEntry(sealed, "", None)], (), {})
     assert await plain.call_function("deck_append", (names.root, names.shard.root), *arguments) == ["locked"]
@@ -226,7 +226,7 @@ async def test_entries_cannot_be_exchanged(opened: Open) -> None:
             await log.decode_entry(CID, moved, event_id)
     assert (await log.decode_entry(CID, one, 2)).content == "one"
     plain = codec.encode(message("forged").wire())
-    await store.connection.call("XADD", store.keys(CID).events, "4-0", "e", plain)
+    await store.connection.call("XADD", store.known_keys(CID).events, "4-0", "e", plain)
     with pytest.raises((CorruptEntry, DataLocked), match="encrypted"):
         await log.read(CID)
     for reader in (log, EventLog(await opened())):
@@ -236,7 +236,7 @@ async def test_entries_cannot_be_exchanged(opened: Open) -> None:
             await reader.decrypt_entry(CID, plain, 4)
         with pytest.raises(CorruptEntry, match="not encrypted"):
             await find_latest_event(reader.store, CID, ConversationCreated)
-    names = store.keys(CID)
+    names = store.known_keys(CID)
     await store.connection.call("SET", names.snapshot, one)
     assert await Owners(store).load_snapshot(CID) is None
 
@@ -389,7 +389,7 @@ async def test_creators_at_the_same_moment_use_one_key_of_a_new_tenant(opened: O
             *(begin(store, cid, tenant, "first") for store, cid in zip(stores, ids, strict=True)),
             return_exceptions=False,
         )
-        metas = [await stores[0].call("HGET", stores[0].keys(cid).meta, "data_key") for cid in ids]
+        metas = [await stores[0].call("HGET", stores[0].known_keys(cid).meta, "data_key") for cid in ids]
         assert len(set(metas)) == 1
         assert [len(await EventLog(stores[-1]).read(cid)) for cid in ids] == [2] * len(ids)
     tenants = [record.tenant for record in await stores[0].encryption.list_keys()]
@@ -404,7 +404,7 @@ async def test_a_key_deleted_while_others_create_is_made_anew(opened: Open) -> N
         *(begin(creators[at % 3], cid) for at, cid in enumerate(ids)), deleter.encryption.delete_key("acme")
     )
     (record,) = await deleter.encryption.list_keys()
-    metas = [await deleter.call("HGET", deleter.keys(cid).meta, "data_key") for cid in ids]
+    metas = [await deleter.call("HGET", deleter.known_keys(cid).meta, "data_key") for cid in ids]
     late = [cid for cid, key in zip(ids, metas, strict=True) if key == record.key_id.encode()]
     reader = await opened()
     assert [len(await EventLog(reader).read(cid)) for cid in late] == [1] * len(late)

@@ -33,7 +33,7 @@ async def test_a_worker_that_lost_a_delegate_reports_no_failure(memory_store: St
     created = ConversationCreated(conversation_id=DELEGATE, parent=Parent(conversation_id=CID, delegate_id=1))
     await log.create(created)
     services, owned = await owned_by(memory_store, "w1", DELEGATE)
-    await memory_store.connection.call("HSET", memory_store.keys(DELEGATE).meta, "owner", "w2")
+    await memory_store.connection.call("HSET", memory_store.known_keys(DELEGATE).meta, "owner", "w2")
     assert await rest_in_error(services, owned, RuntimeError("unforeseen"))
     assert not [event for event in await log.read(CID) if isinstance(event, DelegateEnded)]
 

@@ -74,6 +74,8 @@ def test_no_version_is_ever_changed_or_removed() -> None:
         pytest.skip("this tree is no git repository")
     removed = re.findall(r'^-\s+FunctionsVersion\((\d+), "([0-9a-f]{16})", (\d+)\)', text, re.MULTILINE)
     for order, code, oldest in removed:
+        if int(order) == VERSIONS[-1].order:
+            continue  # no release has it until a later one follows
         version = FunctionsVersion(int(order), code, int(oldest))
         assert version in VERSIONS, f"the version {version} is gone; add a line instead"
 
@@ -248,7 +250,7 @@ async def test_a_client_of_another_version_reads_but_does_not_write(
     await begin(await open_store(connection), "conversation-1")
     await with_functions(connection, version)
     client = await open_store(opened(), deploys=False)
-    assert await client.call("HGET", client.keys("conversation-1").meta, "state") is not None
+    assert await client.call("HGET", client.known_keys("conversation-1").meta, "state") is not None
     await client.now(client.all_shards[0])
     with pytest.raises(error, match=re.escape(f"version {version}")) as refused:
         await begin(client, "conversation-2")
@@ -284,7 +286,7 @@ async def test_conversations_spread_over_the_shards(connect: Callable[[], Connec
     rows = await Conversations(store).list_recent(limit=100)
     assert sorted(row.conversation_id for row in rows) == sorted(ids)
     assert len(await Conversations(store).list_recent(limit=7)) == 7
-    assert {store.keys(cid).shard.shard for cid in ids} == {0, 1, 2, 3}
+    assert {store.known_keys(cid).shard.shard for cid in ids} == {0, 1, 2, 3}
     await store.aclose()
 
 
@@ -315,7 +317,7 @@ async def test_a_store_of_a_newer_schema_is_refused(connect: Callable[[], Connec
 
 
 async def test_function_error_is_an_error_of_the_store(store: Store) -> None:
-    await store.connection.call("SET", store.keys("conversation-1").meta, "not a hash")
+    await store.connection.call("SET", store.known_keys("conversation-1").meta, "not a hash")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         await begin(store)
 

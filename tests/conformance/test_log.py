@@ -163,7 +163,7 @@ async def test_a_lost_or_changed_blob_is_named(store: Store) -> None:
     log = await begin(store, CID, FileReadObservation(path="a", content=BIG))
     (event,) = await log.read(CID, after=1)
     assert event.blobs is not None
-    key = store.keys(CID).blob(event.blobs["content"].sha256)
+    key = store.known_keys(CID).blob(event.blobs["content"].sha256)
     for damage in (("SET", key, "something else"), ("DEL", key)):
         await store.connection.call(*damage)
         with pytest.raises(CorruptEntry, match="The blob of the field 'content' is missing or damaged"):
@@ -201,7 +201,7 @@ async def test_an_unreadable_event_is_named(
     store: Store, event_id: int, fields: tuple[str, bytes | str], error: type[Exception], why: str
 ) -> None:
     log = await begin(store)
-    await store.connection.call("XADD", store.keys(CID).events, f"{event_id}-0", *fields)
+    await store.connection.call("XADD", store.known_keys(CID).events, f"{event_id}-0", *fields)
     with pytest.raises(error, match=why):
         await log.read(CID)
     assert [event.id for event in await log.read(CID, until=1)] == [1]
@@ -209,7 +209,7 @@ async def test_an_unreadable_event_is_named(
 
 async def test_a_trimmed_log_is_damage(store: Store) -> None:
     log = await begin(store, CID, message(), message())
-    await store.connection.call("XTRIM", store.keys(CID).events, "MINID", "2-0")
+    await store.connection.call("XTRIM", store.known_keys(CID).events, "MINID", "2-0")
     with pytest.raises(CorruptEntry, match="Event 1 is missing from the log; the next one is 2"):
         await log.read(CID)
     assert [event.id for event in await log.read(CID, after=1)] == [2, 3]
@@ -248,7 +248,7 @@ async def checksum(log: EventLog, event_id: int) -> str:
 
 async def lose(store: Store, *, after: int) -> None:
     """Take the end of the log away, as an older append-only file would."""
-    names, call = store.keys(CID), store.connection.call
+    names, call = store.known_keys(CID), store.connection.call
     entries = await call("XRANGE", names.events, "-", "+")
     await call("DEL", names.events)
     for entry_id, fields in entries[:after]:
@@ -353,7 +353,7 @@ async def test_a_gap_is_named_once(store: Store) -> None:
 
 async def test_a_token_from_before_the_loss_is_worth_nothing(store: Store) -> None:
     await begin(store, CID)
-    meta, call = store.keys(CID).meta, store.connection.call
+    meta, call = store.known_keys(CID).meta, store.connection.call
     before = await call("HGETALL", meta)
     first = (await claimed(store)).ownership
     await call("DEL", meta)

@@ -210,7 +210,7 @@ async def test_an_orderly_release_takes_the_crashes_away(store: Store) -> None:
 
 async def test_a_dead_letter_gets_another_chance(store: Store) -> None:
     await begin(store)
-    await store.connection.call("HSET", store.keys(CID).meta, "crashes", 3)
+    await store.connection.call("HSET", store.known_keys(CID).meta, "crashes", 3)
     await store.connection.call("ZADD", store.all_shards[0].dead, 1, CID)
     before = await count_notified(store)
     for _ in range(2):
@@ -276,7 +276,7 @@ async def test_settled_work_is_not_delivered_again(store: Store, queue: Queue) -
     await bury(store, "t1")
     assert await pending(store) == 0
     checksum = checksum_of(await log.load_entry(CID, 2)).encode()
-    left = await store.connection.call("HGETALL", store.keys(CID).once)
+    left = await store.connection.call("HGETALL", store.known_keys(CID).once)
     assert left == [b"create:begin", b"1:1", b"o:2", b"3:3:" + checksum]
 
 
@@ -298,7 +298,7 @@ async def test_last_copy_returns_even_if_another_should_carry_it(store: Store, q
     await dispatch_one(store, t1="n1", t2="n1")
     copied = await broker_parts.copy_entry(store)
     location = f"{store.all_shards[0].actions('pool:bash')}|{copied.decode()}"
-    await store.connection.call("HSET", store.keys(CID).once, "q:2", location)
+    await store.connection.call("HSET", store.known_keys(CID).once, "q:2", location)
     first, heir = queue("t1"), queue("t2")
     deliveries = await first.read(limit=5)
     await first.acknowledge(deliveries[1])  # as a second copy of the current work
@@ -393,7 +393,7 @@ async def give_up(store: Store, node: str) -> None:
 
 async def beat_from_n2(store: Store) -> None:
     """Let a tool worker of another node look after lost nodes with some beats."""
-    shard = store.keys(CID).shard
+    shard = store.known_keys(CID).shard
     streams = [[shard.actions(route) for route in list_routes("n2", ["bash"])]]
     membership = Membership(store, "t2", "tools", streams=streams, about={"node": "n2"}, ttl_seconds=3600.0)
     await membership.register()
@@ -420,8 +420,8 @@ async def test_an_action_of_a_lost_node_goes_to_its_pool(store: Store, queue: Qu
 async def test_many_lost_nodes_or_orders_block_no_action(store: Store, queue: Queue, many: str) -> None:
     log, ownership = await own(store)
     await enter(store, "t1", node="n1")
-    shard = store.keys(CID).shard
-    await store.connection.call("HSET", store.keys(CID).meta, "node", "n1")
+    shard = store.known_keys(CID).shard
+    await store.connection.call("HSET", store.known_keys(CID).meta, "node", "n1")
     for n in range(130 if many == "nodes" else 0):
         await give_up(store, f"gone-{n}")
     for _ in range(1_000 if many == "orders" else 0):

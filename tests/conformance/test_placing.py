@@ -31,14 +31,14 @@ async def placed(store: Store, connection: WatchedConnection) -> None:
 
 async def test_a_workspace_is_placed_once(store: Store) -> None:
     await placed(store, WatchedConnection(store.connection))
-    meta = store.keys(CID).meta
+    meta = store.known_keys(CID).meta
     assert await store.connection.call("HGET", meta, "node") == b"n1"
     await store.connection.call("HSET", meta, "node", "n2")
-    assert await store.call_function("deck_bind_node", (store.keys(CID).root,), "n1") == ["bound", b"n2"]
+    assert await store.call_function("deck_bind_node", (store.known_keys(CID).root,), "n1") == ["bound", b"n2"]
 
 
 async def test_nothing_is_left_of_a_conversation_that_is_deleted_meanwhile(store: Store) -> None:
     connection = WatchedConnection(store.connection)
     connection.before["deck_now"] = lambda: Deletion(store).delete(CID, last_id=1)
     await placed(store, connection)
-    assert await store.connection.call("EXISTS", store.keys(CID).meta) == 0
+    assert await store.connection.call("EXISTS", store.known_keys(CID).meta) == 0

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from broker.contract import ConversationCreated
+from broker.contract import ConversationCreated, Tenancy, WorkspaceSpec
 from broker.coordination.membership import Membership, list_members
 from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.coordination.quarantine import find_conversation_keys
 from broker.coordination.shard_raise import raise_shards
+from broker.coordination.stored_files import StoredFiles
+from broker.coordination.wakeups import WorkerMailbox
 from broker.log.append_call import Appended, Duplicate
 from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
-from broker.runtime.errors import ShardsRaised, StoreMisconfigured, UsageError
+from broker.log.follower import check_event_exists
+from broker.runtime.errors import ShardsRaised, StoreMisconfigured, StoreUnavailable, UsageError
 from broker.store import keys
 from broker.store.connection import Connection
 from broker.store.keys import ShardKeys, shard_of
 from broker.store.layout import ShardLayout, parse_numbers
 from broker.store.store import Store, open_store
-from tests.broker_parts import begin, enter, message
+from tests.broker_parts import act, begin, enter, message
 
 Connect = Callable[[], Connection]
 
@@ -216,3 +222,162 @@ async def test_a_swept_worker_is_not_revived_by_new_shards(store: Store) -> None
     await raise_shards(store, store.shards + 1, limit_seconds=0.0)
     await membership.join_new_shards()
     assert await membership.beat(1) is None
+
+
+async def test_what_is_noted_of_an_existing_conversation_is_found_in_its_shard(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    (cid,) = displaced(1, 1, 4)
+    tenancy = Tenancy(tenant="acme")
+    created = ConversationCreated(conversation_id=cid, workspace=WorkspaceSpec(pool="gpu"), tenancy=tenancy)
+    log = EventLog(store)
+    await log.create(created, [], key="k")
+    await enter(store, "w1")
+    ownership, action_id = await act(store, "w1", cid)
+    await raise_shards(store, 4, limit_seconds=0.0)
+    store.layout.forget(cid)
+    with pytest.raises(LookupError, match="Only `locate` finds"):
+        store.known_keys(cid)
+    assert await log.find_action(cid, action_id) is not None
+    assert (await log.load_workspace(cid)).pool == "gpu"
+    assert await log.load_tenant(cid) == "acme"
+    assert not await log.is_workspace_used(cid)
+    results = f"{(await store.locate(cid)).root}:results"
+    mailbox = WorkerMailbox(store, ShardKeys(0), ownership.worker_id)
+    await store.call("XADD", results, "*", "a", action_id, "e", "unusable")
+    await store.call("XADD", ShardKeys(0).mailbox("w1"), "*", "c", cid, "r", "1")
+    await mailbox.read()
+    assert await store.call("EXISTS", results) == 0
+    for one in (mailbox, store):
+        await one.aclose()
+
+
+async def test_a_conversation_created_again_is_found_by_those_that_knew_the_old_one(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    (cid,) = displaced(1, 1, 4)
+    await begin(store, cid)
+    await raise_shards(store, 4)
+    others = [await open_store(connect()) for _ in range(8)]
+    for one in others:
+        assert (await one.locate(cid)).shard == ShardKeys(0)
+    await Deletion(store).delete(cid, last_id=1)
+    await EventLog(store).create(ConversationCreated(conversation_id=cid), [message(), message()], key="again")
+    new = ShardKeys(shard_of(cid, 4))
+    reader, appender, finder, follower, waker, lister, owner, closer = others
+    assert len(await EventLog(reader).read(cid)) == 3
+    await EventLog(appender).append(cid, [message()])
+    assert await EventLog(finder).find_action(cid, 2) is None
+    await check_event_exists(follower, cid, 3)
+    assert (await find_conversation_keys(waker, new, cid.encode())).shard == new
+    assert (await Conversations(lister).load_row(cid)).conversation_id == cid
+    await enter(owner, "w1")
+    assert isinstance(await Owners(owner).claim(cid, "w1"), ClaimedConversation)
+    await Conversations(closer).close(cid)
+    for one in (store, *others):
+        await one.aclose()
+
+
+@pytest.mark.parametrize("command", [("HSET", "title", "x"), ("SET", "x")])
+async def test_a_stray_key_in_an_older_shard_hides_no_conversation(connect: Connect, command: tuple[str, ...]) -> None:
+    store = await open_store(connect(), shards=1)
+    (cid,) = displaced(1, 1, 4)
+    await raise_shards(store, 4)
+    await begin(store, cid)
+    name, *rest = command
+    await store.call(name, keys.ConversationKeys(ShardKeys(0), cid).meta, *rest)
+    store.layout.forget(cid)
+    assert (await store.locate(cid)).shard == ShardKeys(shard_of(cid, 4))
+    await store.call("DEL", keys.ConversationKeys(ShardKeys(0), cid).meta)
+    await store.call("HSET", keys.ConversationKeys(ShardKeys(0), cid).meta, "last_id", "9")
+    store.layout.forget(cid)
+    assert (await store.locate(cid)).shard == ShardKeys(shard_of(cid, 4))
+    await store.aclose()
+
+
+async def test_a_raise_that_a_store_has_lost_is_written_back(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    worker = await enter(store, "w1")
+    await raise_shards(store, 4, limit_seconds=0.0)
+    await worker.join_new_shards()
+    await store.call("HSET", keys.STORE, "shards", "1")
+    await worker.beat(1)
+    later = await open_store(connect())
+    assert later.layout.numbers == (1, 4)
+    for one in (store, later):
+        await one.aclose()
+
+
+async def test_a_raise_includes_what_workers_and_shards_know(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1)
+    (cid,) = displaced(1, 1, 4, 8)
+    worker = await enter(store, "w1")
+    await raise_shards(store, 4, limit_seconds=0.0)
+    await worker.join_new_shards()
+    await begin(store, cid)
+    for source in ("worker", "shard"):
+        await store.call("HSET", keys.STORE, "shards", "1")
+        other = await open_store(connect())
+        if source == "shard":
+            await store.call("DEL", ShardKeys(0).workers)
+        await raise_shards(other, 8, limit_seconds=0.0)
+        assert other.layout.numbers == (1, 4, 8)
+        assert (await other.locate(cid)).shard == ShardKeys(shard_of(cid, 4))
+        await other.aclose()
+    await store.aclose()
+
+
+def test_a_layout_forgets_no_number() -> None:
+    layout = ShardLayout(1, 4)
+    layout.update((1, 8))
+    assert layout.numbers == (1, 4, 8)
+
+
+async def test_a_store_that_does_not_answer_delays_no_look_at_the_layout(connect: Connect) -> None:
+    store = await open_store(connect(), shards=1, patience_seconds=None)
+    connection = Unanswering(store.connection)
+    quiet = replace(store, connection=connection)  # type: ignore[arg-type]
+    assert (await quiet.locate("a")).shard == ShardKeys(0)
+    assert connection.asked == 0
+    quiet._refreshed[0] = -math.inf
+    found = await asyncio.gather(*(quiet.locate("a") for _ in range(9)))
+    assert {one.shard for one in found} == {ShardKeys(0)}
+    assert connection.asked == 1
+    await store.aclose()
+
+
+@pytest.mark.parametrize("what", ["a raise meanwhile", "an older place that named it"])
+async def test_what_is_stored_for_a_new_conversation_is_where_it_is_created(connect: Connect, what: str) -> None:
+    store, other = await open_store(connect(), shards=1), await open_store(connect())
+    (cid,) = displaced(1, 1, 4)
+    if what != "a raise meanwhile":
+        await raise_shards(store, 4)
+        await store.locate(cid, seen_in=ShardKeys(0))
+    created = ConversationCreated(conversation_id=cid, tenancy=Tenancy(tenant="acme"))
+
+    async def create(shards: int) -> object:
+        await StoredFiles(store).put(cid, "file", b"content")
+        if shards == 1:
+            await raise_shards(other, 4)
+            store._refreshed[0] = -math.inf
+        return await EventLog(store).create(created, [], key="k", shards=shards)
+
+    await store.repeat_if_raised(cid, create)
+    await other.refresh()
+    names = await other.locate(cid)
+    assert names.shard == ShardKeys(shard_of(cid, 4))
+    assert await store.call("HGET", names.stored_file("file"), "size") == b"7"
+    for one in (store, other):
+        await one.aclose()
+
+
+class Unanswering:
+    """A connection that gets no reply."""
+
+    is_cluster = False
+
+    def __init__(self, inner: Connection) -> None:
+        self.inner = inner
+        self.asked = 0
+
+    async def call(self, *_: object) -> None:
+        self.asked += 1
+        raise StoreUnavailable("It does not answer.")

@@ -60,12 +60,12 @@ async def test_replaced_or_removed_secret_is_withheld_but_masked(secrets: Secret
 
 async def test_the_store_sees_no_value(store: Store, secrets: Secrets) -> None:
     await secrets.put(CID, "TOKEN", TOKEN)
-    name, value = await store.connection.call("HGETALL", store.keys(CID).secrets)
+    name, value = await store.connection.call("HGETALL", store.known_keys(CID).secrets)
     assert name == b"TOKEN"
-    assert await store.connection.call("SMEMBERS", store.keys(CID).masked) == [value]
+    assert await store.connection.call("SMEMBERS", store.known_keys(CID).masked) == [value]
     assert TOKEN.encode() not in value
     assert len(value) == 12 + len(TOKEN) + 16
-    await store.connection.call("HSET", store.keys("thief").secrets, "TOKEN", value)
+    await store.connection.call("HSET", store.known_keys("thief").secrets, "TOKEN", value)
     with pytest.raises(SecretsLocked):
         await secrets.find_named("thief", "TOKEN")
 
@@ -105,7 +105,7 @@ async def test_everything_appended_is_hidden_and_the_title_too(store: Store, sec
     await log.append(CID, [message])
     created, said = await log.read(CID)
     assert (created.title, said.content) == (f"use {MASK}", hidden)
-    assert await store.connection.call("HGET", store.keys(CID).meta, "title") == f"use {MASK}".encode()
+    assert await store.connection.call("HGET", store.known_keys(CID).meta, "title") == f"use {MASK}".encode()
 
 
 async def test_owner_masks_once_but_never_misses_a_new_secret(store: Store, secrets: Secrets) -> None:
@@ -136,7 +136,7 @@ async def test_an_append_looks_up_secrets_that_came_a_moment_ago(store: Store, s
     await secrets.put(CID, "TOKEN", TOKEN)  # elsewhere
     await log.append(CID, [MessageAction(content=f"it is {TOKEN}")])
     await secrets.put(CID, "OTHER", "other-value-1")
-    await store.connection.call("SET", store.keys(CID).secrets_of, "parent")
+    await store.connection.call("SET", store.known_keys(CID).secrets_of, "parent")
     await secrets.put("parent", "LENT", "lent-value-1")
     await log.append(CID, [MessageAction(content="lent-value-1 other-value-1")])
     *_, said, lent = await log.read(CID)
@@ -167,7 +167,7 @@ async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets, queue:
     reader = queue()
     claimed = await reader.claim(await take(reader))
     for name in ("secrets", "masked"):  # nothing is looked up
-        await store.connection.call("DEL", getattr(store.keys(CID), name))
+        await store.connection.call("DEL", getattr(store.known_keys(CID), name))
     held = Secrets(store, lambda: KEY)
     assert await held.find_named(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
     assert (await held.load_masker(CID)).mask_text(TOKEN) == MASK

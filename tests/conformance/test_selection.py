@@ -62,14 +62,14 @@ async def test_one_of_the_states_must_match(store: Store, states: set[str], name
         ("three", "state", "awaiting_user_input"),
     ):
         await begin(store, name)
-        await store.connection.call("HSET", store.keys(name).meta, *fields)
+        await store.connection.call("HSET", store.known_keys(name).meta, *fields)
     assert {row.conversation_id for row in await found(store, Selection(states=frozenset(states)))} == names
 
 
 async def test_a_label_is_found_without_reading_the_others(store: Store) -> None:
     await begin(store, "labelled", {"team": "a"})
     await begin(store, "other-1")
-    await store.connection.call("SET", store.keys("other-1").meta, "to read this is an error")
+    await store.connection.call("SET", store.known_keys("other-1").meta, "to read this is an error")
     assert [row.conversation_id for row in await found(store, Selection({"team": "a"}))] == ["labelled"]
 
 
@@ -83,7 +83,7 @@ async def listed(store: Store, created: dict[str, int]) -> None:
     """Add conversations that were created in certain milliseconds."""
     commands: list[tuple[str | int, ...]] = []
     for name, millis in created.items():
-        names = store.keys(name)
+        names = store.known_keys(name)
         commands.append(("ZADD", names.shard.index, millis, name))
         commands.append(("HSET", names.meta, "last_id", 1, "created_ms", millis, "state", "running"))
     await store.connection.call_many(commands)
@@ -98,7 +98,7 @@ async def test_pages_neither_skip_nor_repeat(store: Store) -> None:
         sizes.append(len(page))
         seen += [row.conversation_id for row in page]
         for row in page[::2]:  # deleted while others are still to come
-            await store.connection.call("ZREM", store.keys(row.conversation_id).shard.index, row.conversation_id)
+            await store.connection.call("ZREM", store.known_keys(row.conversation_id).shard.index, row.conversation_id)
         await listed(store, {f"new-{len(sizes)}": 9_000})
     assert max(sizes) == PAGE
     assert len(seen) == len(set(seen)) == PAGE * 5 + 100
@@ -148,7 +148,7 @@ FILE = b"an archive"
 
 async def filled(store: Store, conversation_id: str = CID) -> int:
     """Create a conversation with a value under every permanent key; return its last event's id."""
-    names, call = store.keys(conversation_id), store.connection.call
+    names, call = store.known_keys(conversation_id), store.connection.call
     await StoredFiles(store).keep(conversation_id, FILE)
     await Secrets(store, lambda: b"k" * 32).put(conversation_id, "TOKEN", "a long secret")
     source = UploadedSource(name="a.tar", format="tar", parcel=make_content_name(FILE))
@@ -172,7 +172,7 @@ def own_keys(names: ConversationKeys) -> list[str]:
 
 
 async def blob_keys(store: Store) -> list[str]:
-    names = store.keys(CID)
+    names = store.known_keys(CID)
     events = await EventLog(store).read(CID)
     return [names.blob(ref.sha256) for event in events for ref in (event.blobs or {}).values()]
 
@@ -184,18 +184,18 @@ async def existing(store: Store, keys: list[str]) -> int:
 async def test_every_key_is_gone_and_others_are_left(store: Store) -> None:
     last_id = await filled(store)
     await filled(store, "other-1")
-    keys = own_keys(store.keys(CID)) + await blob_keys(store)
+    keys = own_keys(store.known_keys(CID)) + await blob_keys(store)
     assert len(keys) == 8 + 2
     assert await existing(store, keys) == len(keys)
     await Deletion(store).delete(CID, last_id=last_id)
     assert await existing(store, keys) == 0
-    shard = store.keys(CID).shard
+    shard = store.known_keys(CID).shard
     for index in (shard.index, shard.dead, shard.parked, shard.label_index("team", "a/b"), shard.label_index("n", "1")):
         assert await store.connection.call("ZRANGE", index, 0, -1) == [b"other-1"]
     assert await store.connection.call("ZSCORE", f"{shard.root}:unread", CID) is None
     order = await store.connection.call("XRANGE", shard.actions("node:n1"), "-", "+")
     assert [fields for _, fields in order] == [[b"c", CID.encode(), b"a", b"0", b"x", b"close"]]
-    assert await existing(store, own_keys(store.keys("other-1"))) == 8
+    assert await existing(store, own_keys(store.known_keys("other-1"))) == 8
     with pytest.raises(UnknownConversation):
         await Deletion(store).delete(CID, last_id=last_id)
 
@@ -204,10 +204,10 @@ async def test_what_continues_or_is_in_hand_is_not_deleted(store: Store) -> None
     last_id = await filled(store)
     with pytest.raises(NotDeleted, match="has new events"):
         await Deletion(store).delete(CID, last_id=last_id - 1)
-    await store.connection.call("HSET", store.keys(CID).meta, "awaited", "celery")
+    await store.connection.call("HSET", store.known_keys(CID).meta, "awaited", "celery")
     with pytest.raises(NotDeleted, match="owned by an ingress"):
         await Deletion(store).delete(CID, last_id=last_id, limit_seconds=0)
-    await store.connection.call("HDEL", store.keys(CID).meta, "awaited")
+    await store.connection.call("HDEL", store.known_keys(CID).meta, "awaited")
     await enter(store, "w1")
     assert isinstance(await Owners(store).claim(CID, "w1"), ClaimedConversation)
     with pytest.raises(NotDeleted, match="owned by w1"):
@@ -219,7 +219,7 @@ async def test_what_continues_or_is_in_hand_is_not_deleted(store: Store) -> None
 
 async def test_an_end_without_a_beginning_deletes_nothing(store: Store) -> None:
     await filled(store)
-    names = store.keys(CID)
+    names = store.known_keys(CID)
     assert await store.call_function("deck_end_deletion", (names.root, names.shard.root), CID) == ["kept"]
     assert await existing(store, own_keys(names)) == 8
 
@@ -259,7 +259,7 @@ async def test_deletion_killed_at_any_command_is_whole_or_completed(store: Store
     index = Conversations(store)
     for commands in range(20):
         last_id = await filled(store)
-        keys = own_keys(store.keys(CID)) + await blob_keys(store)
+        keys = own_keys(store.known_keys(CID)) + await blob_keys(store)
         dying = Store(Dying(store, commands), store.layout, store.generation, patience_seconds=0.0)  # type: ignore[arg-type]
         try:
             await Deletion(dying).delete(CID, last_id=last_id)

@@ -39,7 +39,7 @@ async def plan(store: Store, start: StartWindow, **fields: object) -> EventLog:
 
 async def set_back(store: Store, name: str) -> None:
     """Let a moment of the conversation have come long ago."""
-    names = store.keys(CID)
+    names = store.known_keys(CID)
     key, field = (names.shard.parked, "due_ms") if name == "parked" else (f"{names.shard.root}:expiring", "expires_ms")
     await store.connection.call("ZADD", key, 1, CID)
     await store.connection.call("HSET", names.meta, field, 1)
@@ -179,8 +179,8 @@ async def begin(store: Store, conversation_id: str, *, tenant: str = "acme", par
 async def refused(store: Store, conversation_id: str, *, tenant: str = "acme") -> AdmissionRefused:
     with pytest.raises(AdmissionRefused) as raised:
         await begin(store, conversation_id, tenant=tenant)
-    assert await store.connection.call("EXISTS", store.keys(conversation_id).meta) == 0
-    assert await store.connection.call("EXISTS", store.keys(conversation_id).events) == 0
+    assert await store.connection.call("EXISTS", store.known_keys(conversation_id).meta) == 0
+    assert await store.connection.call("EXISTS", store.known_keys(conversation_id).events) == 0
     with pytest.raises(AdmissionRefused):
         await check_admission(store, conversation_id, tenant)
     return raised.value
@@ -238,18 +238,20 @@ async def test_one_that_has_settled_makes_room(store: Store) -> None:
 
 async def test_one_that_was_closed_or_lost_makes_room(store: Store) -> None:
     await begin_two(store)
-    await store.call_function("deck_close", (store.keys("one").root, store.keys("one").shard.root), "one")
+    await store.call_function("deck_close", (store.known_keys("one").root, store.known_keys("one").shard.root), "one")
     await begin(store, "three")
-    await store.connection.call("DEL", store.keys("two").meta)  # as a store that was restored from an older file
+    await store.connection.call("DEL", store.known_keys("two").meta)  # as a store that was restored from an older file
     await begin(store, "four")
     await refused(store, "five")
-    await store.connection.call("HSET", store.keys("four").meta, "state", "finished")  # restored without its index
+    await store.connection.call(
+        "HSET", store.known_keys("four").meta, "state", "finished"
+    )  # restored without its index
     await begin(store, "five")
 
 
 async def test_a_damaged_conversation_does_not_count(store: Store) -> None:
     await begin_two(store)
-    await store.connection.call("SET", store.keys("two").meta, "damaged")
+    await store.connection.call("SET", store.known_keys("two").meta, "damaged")
     await begin(store, "three")
 
 
@@ -295,7 +297,7 @@ async def test_tenant_uses_only_its_pools(store: Store, tenant: str, pool: str, 
     with pytest.raises(PoolRefused, match="may not use the pool") as error:
         await EventLog(store).create(created)
     assert "bash" in (error.value.remedy or "")
-    assert await store.connection.call("EXISTS", store.keys("one").meta) == 0
+    assert await store.connection.call("EXISTS", store.known_keys("one").meta) == 0
     delegate = created.model_copy(update={"parent": Parent(conversation_id="p", delegate_id=2)})
     with pytest.raises(PoolRefused):
         await EventLog(store).create(delegate)

@@ -94,7 +94,7 @@ async def act_in_lines(store: Store, later: Iterable[str], first: Iterable[str])
     """Let started conversations act: those at the node, as after their first action, then those that have no node."""
     _, queue = await tools(store)
     for cid in later:
-        await store.connection.call("HSET", store.keys(cid).meta, "node", NODE)
+        await store.connection.call("HSET", store.known_keys(cid).meta, "node", NODE)
     await act(store, later)
     await act(store, first)
     return queue
@@ -337,8 +337,8 @@ async def test_a_lost_conversation_loses_its_turn_and_no_other(store: Store) -> 
     for n in range(16):
         await start(store, f"c-{n:02}")
     for n in range(8, 12):
-        await store.connection.call("DEL", store.keys(f"c-{n:02}").meta)
-    await store.connection.call("SET", store.keys("c-12").meta, "damaged")
+        await store.connection.call("DEL", store.known_keys(f"c-{n:02}").meta)
+    await store.connection.call("SET", store.known_keys("c-12").meta, "damaged")
     assert await taken(store, 11) == [f"c-{n:02}" for n in (*range(8), *range(13, 16))]
 
 
@@ -350,7 +350,7 @@ async def test_appended_fields_change_neither_tenant_nor_priority(store: Store) 
     await EventLog(store).append("one", [command()], fields=fields)
     claimed = await Owners(store).claim("one", CONTROLLER)
     assert (claimed.rank, claimed.share) == (2, "acme")
-    assert await store.connection.call("HMGET", store.keys("one").meta, "title", "open_in") == [b"new", b"acme"]
+    assert await store.connection.call("HMGET", store.known_keys("one").meta, "title", "open_in") == [b"new", b"acme"]
 
 
 @pytest.mark.usefixtures("controller")

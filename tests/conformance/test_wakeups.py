@@ -74,7 +74,7 @@ async def test_the_news_say_whether_somebody_looks_on(store: Store) -> None:
     _, ownership = await own(store)
     log = EventLog(store)
     assert not (await log.read_new(ownership, after=0)).is_watched
-    await store.connection.call("SET", store.keys(CID).watcher_mark, "1")
+    await store.connection.call("SET", store.known_keys(CID).watcher_mark, "1")
     assert (await log.read_new(ownership, after=0)).is_watched
 
 
@@ -126,7 +126,7 @@ async def test_an_observation_comes_with_its_wake_up(store: Store, closing: Clos
     entry = await log.load_entry(CID, 3)
     assert await mailbox.read() == {CID: CarriedEvent(3, entry, before, is_watched=False)}
     # It needs no answer: the next event rings by itself.
-    assert await store.connection.call("HGET", store.keys(CID).meta, "rung") is None
+    assert await store.connection.call("HGET", store.known_keys(CID).meta, "rung") is None
     await log.append(CID, [message()])
     assert await mailbox.read() == {CID: None}
 
@@ -227,7 +227,7 @@ async def test_rings_reach_the_log_of_whoever_owns_it_now(store: Store) -> None:
 
 
 async def noticed(store: Store) -> list[bytes]:
-    entries = await store.connection.call("XRANGE", store.keys(CID).shard.notices, "-", "+")
+    entries = await store.connection.call("XRANGE", store.known_keys(CID).shard.notices, "-", "+")
     return [fields[1] for _, fields in entries]
 
 
@@ -245,14 +245,14 @@ async def test_owners_append_is_noticed_once_until_read(store: Store) -> None:
     await log.append_as_owner(ownership, [command()], expected_last_id=2)
     await log.append_as_owner(ownership, [command()], expected_last_id=3)
     assert await noticed(store) == [CID.encode()]
-    await store.connection.call("HDEL", store.keys(CID).meta, "noticed")
+    await store.connection.call("HDEL", store.known_keys(CID).meta, "noticed")
     await log.append_as_owner(ownership, [command()], expected_last_id=4)
     assert await noticed(store) == [CID.encode()] * 2
 
 
 async def test_awaited_conversation_is_checked_without_a_notice(store: Store) -> None:
     await begin_awaited(store)
-    names = store.keys(CID)
+    names = store.known_keys(CID)
     assert await store.connection.call("ZSCORE", names.shard.awaited, CID) is not None
     assert await store.connection.call("HGET", names.meta, "awaited") == b"celery"
 
@@ -261,7 +261,7 @@ async def test_conversation_without_waiters_causes_no_notice(store: Store) -> No
     log, ownership = await own(store)
     await log.append_as_owner(ownership, [command()], expected_last_id=1)
     assert await noticed(store) == []
-    assert await store.connection.call("ZSCORE", store.keys(CID).shard.awaited, CID) is None
+    assert await store.connection.call("ZSCORE", store.known_keys(CID).shard.awaited, CID) is None
 
 
 async def test_ingress_recreates_its_lost_group(store: Store) -> None:

@@ -161,7 +161,7 @@ async def test_a_conversation_that_is_deleted_ends_its_wait(client: Client, read
 async def test_a_damaged_log_ends_its_wait_alone(client: Client, reader: AnyClient) -> None:
     for name in ("damaged", "one"):
         await begin_in(client, name, "running")
-    await client.store.connection.call("XDEL", client.store.keys("damaged").events, "1-0")
+    await client.store.connection.call("XDEL", client.store.known_keys("damaged").events, "1-0")
     damaged, one = (start_wait(reader, name)[0] for name in ("damaged", "one"))
     for name in ("damaged", "one"):
         await enter_state(client, name, "finished")
@@ -260,7 +260,7 @@ async def test_stream_names_conversations_that_settle(client: Client, store: Sto
     await stream.open()
     await begin_in(client, "works", "running")
     await begin_in(client, "ends", "running")
-    await store.call("XADD", store.keys("ends").shard.ended, "*", "c", b"\xff", "d", "another field")
+    await store.call("XADD", store.known_keys("ends").shard.ended, "*", "c", b"\xff", "d", "another field")
     await enter_state(client, "ends", "finished")
 
     named: list[str] = []
@@ -273,7 +273,7 @@ async def test_stream_names_conversations_that_settle(client: Client, store: Sto
 
 async def test_wait_survives_an_overwritten_stream_of_ends(client: Client, store: Store) -> None:
     await begin_in(client, "one", "running")
-    await store.call("SET", store.keys("one").shard.ended, "no stream")
+    await store.call("SET", store.known_keys("one").shard.ended, "no stream")
     waiting, progress = start_wait(client, "one")
     await judge(client, progress, 2)
 

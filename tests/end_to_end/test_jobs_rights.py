@@ -63,7 +63,7 @@ async def test_jobs_and_beat_work_with_their_rights(
         owner = Ownership("one-of-us", "w", "1")
         await ledger.settle(owner, accounts, total_usd=0.5)
         await ledger.reserve(owner, accounts, worst_usd=0.25, total_usd=0.5, is_batched=True)
-        await client.store.connection.call("SET", client.store.keys("nobody").blob("0" * 64), "left")
+        await client.store.connection.call("SET", client.store.known_keys("nobody").blob("0" * 64), "left")
         with Celery(broker=queue.queue, set_as_current=False) as app:
             for name in ("orphans", "retire"):
                 app.send_task(f"deckhands.jobs.{name}", queue="deckhands.jobs", ignore_result=True)

@@ -83,11 +83,11 @@ async def test_text_of_a_failed_call_is_void_on_fallback(valkey_store: Store) ->
 async def test_reply_without_a_watcher(valkey_store: Store) -> None:
     async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=False) as request:
         assert request is REQUEST
-    assert await valkey_store.connection.call("EXISTS", valkey_store.keys("c1").live) == 0
+    assert await valkey_store.connection.call("EXISTS", valkey_store.known_keys("c1").live) == 0
 
 
 async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
-    live, keys = LiveText(valkey_store, "c1"), valkey_store.keys("c1")
+    live, keys = LiveText(valkey_store, "c1"), valkey_store.known_keys("c1")
     await live.register_watcher()
     await live.add([LivePiece("1.1", "text", "x" * 100_000)] * 2_000)
     assert await valkey_store.connection.call("XLEN", keys.live) <= 700
@@ -99,7 +99,7 @@ async def test_pieces_carry_positions_and_invalid_ones_are_skipped(valkey_store:
     async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "x" * (MAX_PIECE_CHARS + 5)))
-    live = valkey_store.keys("c1").live
+    live = valkey_store.known_keys("c1").live
     good = {"call": "1.1", "kind": "text", "text": "a", "at": 1}
     for forged in ("", "{", "[]", "{}", "1", *(json.dumps({**good, name: []}) for name in good), "[" * 100_000):
         await valkey_store.connection.call("XADD", live, "*", "p", forged)
@@ -155,7 +155,7 @@ async def test_absent_store_costs_pieces_not_the_call(valkey_store: Store, tmp_p
 
 
 async def test_store_refusing_pieces_costs_pieces_not_the_call(valkey_store: Store) -> None:
-    await valkey_store.connection.call("SET", valkey_store.keys("c1").live, "not a stream")
+    await valkey_store.connection.call("SET", valkey_store.known_keys("c1").live, "not a stream")
     async with stream_reply(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "word"))

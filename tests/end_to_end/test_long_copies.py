@@ -52,7 +52,7 @@ class Node:
         self.service = TransferService(Transfers(store), root, checkpointing, _no_sandbox, bindings)
 
     async def serve(self) -> None:
-        stream, call = self._store.keys(CID).shard.actions("node:one"), self._store.connection.call
+        stream, call = self._store.known_keys(CID).shard.actions("node:one"), self._store.connection.call
         while True:
             await until(lambda: call("XLEN", stream), limit=LIMIT_SECONDS, what="request")
             for entry, fields in await call("XRANGE", stream, "-", "+"):
@@ -76,7 +76,7 @@ async def _no_sandbox() -> Sandbox:
 @asynccontextmanager
 async def node_of(store: Store, root: Path) -> AsyncIterator[Node]:
     await EventLog(store).create(ConversationCreated(conversation_id=CID))
-    await store.connection.call("HSET", store.keys(CID).meta, "node", "one")
+    await store.connection.call("HSET", store.known_keys(CID).meta, "node", "one")
     node = Node(store, root)
     serving = asyncio.create_task(node.serve())
     try:

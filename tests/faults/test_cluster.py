@@ -371,7 +371,7 @@ async def test_conversations_survive_a_killed_primary(cluster: Cluster, workers:
     workers.start(DECKHANDS_ACKS="replica")
     ids = await workers.submit(steps(8, seconds=0.4), count=SHARDS)
     await workers.until(lambda: all("begin-1" in workers.effects(cid) for cid in ids), limit=unhurried(60))
-    slot = find_slot(workers.client.store.keys(ids[0]).events)
+    slot = find_slot(workers.client.store.known_keys(ids[0]).events)
     old = await cluster.find_node(slot)
     old.kill()
     await cluster.until_promoted(slot, other_than=old)

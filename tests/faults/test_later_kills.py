@@ -48,12 +48,12 @@ def start_workers(cluster: FaultCluster) -> None:
 
 
 async def is_there(cluster: FaultCluster, conversation_id: str) -> bool:
-    meta = cluster.client.store.keys(conversation_id).meta
+    meta = cluster.client.store.known_keys(conversation_id).meta
     return bool(await cluster.client.store.connection.call("EXISTS", meta))
 
 
 async def move(cluster: FaultCluster, conversation_id: str, field: str, key: str) -> None:
-    names = cluster.client.store.keys(conversation_id)
+    names = cluster.client.store.known_keys(conversation_id)
     call = cluster.client.store.connection.call
     assert await call("HGET", names.meta, field) is not None
     await call("HSET", names.meta, field, 1)

@@ -160,7 +160,7 @@ async def cut_before(cluster: FaultCluster, conversation_id: str, event_id: int)
     await cluster.kill_store()
     (path,) = (store.directory / "appendonlydir").glob("*.incr.aof")
     written, entry = path.read_bytes(), f"{event_id}-0"
-    key = cluster.client.store.keys(conversation_id).events
+    key = cluster.client.store.known_keys(conversation_id).events
     at = written.rindex(f"{key}\r\n${len(entry)}\r\n{entry}\r\n".encode())
     path.write_bytes(written[: written.rindex(b"*1\r\n$5\r\nMULTI\r\n", 0, at)])
     await store.start()

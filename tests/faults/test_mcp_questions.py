@@ -33,7 +33,7 @@ async def ask(cluster: FaultCluster, remote: TaskServer, tool: str, **environmen
 
 
 async def _records(cluster: FaultCluster, conversation_id: str) -> list[tuple[bytes, bytes]]:
-    flat = await cluster.client.store.call("HGETALL", cluster.client.store.keys(conversation_id).once)
+    flat = await cluster.client.store.call("HGETALL", cluster.client.store.known_keys(conversation_id).once)
     return [(flat[n], flat[n + 1]) for n in range(0, len(flat), 2) if flat[n].startswith(b"t:")]
 
 

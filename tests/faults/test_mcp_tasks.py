@@ -32,7 +32,7 @@ def settings(cluster: FaultCluster, remote: TaskServer, **changes: Any) -> dict[
 
 
 async def records(cluster: FaultCluster, conversation_id: str) -> list[bytes]:
-    once = cluster.client.store.keys(conversation_id).once
+    once = cluster.client.store.known_keys(conversation_id).once
     return [name for name in await cluster.client.store.call("HKEYS", once) if name.startswith(b"t:")]
 
 

@@ -297,7 +297,7 @@ async def test_any_place_of_fsspec_will_do(client, tmp_path) -> None:
 
 async def test_keys_that_nothing_names_are_removed_and_others_not(client, place, tmp_path) -> None:
     await begin_ended(client, "one-of-us")
-    names, call = client.store.keys("gone-before"), client.store.connection.call
+    names, call = client.store.known_keys("gone-before"), client.store.connection.call
     await call("SET", names.blob("0" * 64), "a text whose event was never appended")
     await call("HSET", names.once, "key", "1")
     count = len(await keys_of(client))
@@ -309,7 +309,7 @@ async def test_keys_that_nothing_names_are_removed_and_others_not(client, place,
 
 async def test_store_without_idle_times_keeps_its_orphans(client, caplog) -> None:
     call = client.store.connection.call
-    await call("SET", client.store.keys("gone-before").blob("0" * 64), "a text whose event was never appended")
+    await call("SET", client.store.known_keys("gone-before").blob("0" * 64), "a text whose event was never appended")
     await call("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
     try:
         assert (await sweep_store(client.store, 0)) == {"removed": 0, "completed": 0}
@@ -321,7 +321,7 @@ async def test_store_without_idle_times_keeps_its_orphans(client, caplog) -> Non
 async def test_a_deletion_that_was_interrupted_is_completed(client, place, tmp_path) -> None:
     await begin_ended(client, "parent", delegate_ended("child"))
     await begin_ended(client, "child", parent=Parent(conversation_id="parent", delegate_id=2))
-    names = client.store.keys("parent")
+    names = client.store.known_keys("parent")
     last_id = await client.log.load_last_id("parent")
     begun = await client.store.call_function("deck_begin_deletion", (names.root, names.shard.root), "parent", last_id)
     assert begun == ["begun"]
@@ -348,7 +348,7 @@ async def test_one_that_is_half_deleted_is_read_from_the_archive(client, place, 
     events = await client.events("one-of-us", is_whole=True)
     assert client.archive is not None
     await client.archive.save(client.store, await client.events("one-of-us"))
-    names = client.store.keys("one-of-us")
+    names = client.store.known_keys("one-of-us")
     await client.store.call_function("deck_begin_deletion", (names.root, names.shard.root), "one-of-us", events[-1].id)
     await client.store.connection.call("DEL", await blob_of(client, "one-of-us"))
     assert await client.events("one-of-us", is_whole=True) == events

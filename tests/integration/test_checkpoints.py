@@ -579,7 +579,7 @@ async def test_closing_a_returned_lost_node_saves_no_older_files(
         await one.run("echo older > file")
         await one.checkpointing.save(CID)
         await one.run("echo lost >> file")
-        await memory_store.connection.call("HINCRBY", memory_store.keys(CID).meta, "moves", 1)
+        await memory_store.connection.call("HINCRBY", memory_store.known_keys(CID).meta, "moves", 1)
         async with node(log, tmp_path / "two", place, every=1) as two:
             await two.run("true", moves=1)
             await two.run("echo newer > file", moves=1)
@@ -635,7 +635,7 @@ async def test_a_place_that_does_not_work_fails_no_action(
 async def test_a_workspace_is_saved_when_somebody_asks_for_it(valkey_store: Store, tmp_path: Path) -> None:
     log = EventLog(valkey_store)
     await log.create(ConversationCreated(conversation_id=CID))
-    names, call = valkey_store.keys(CID), valkey_store.connection.call
+    names, call = valkey_store.known_keys(CID), valkey_store.connection.call
     await call("HSET", names.meta, "node", "one")
 
     async def asked(checkpointing: Checkpointing, root: Path) -> tuple[int, int]:

@@ -103,7 +103,7 @@ async def test_pausing_and_confirming_do_not_read_the_whole_log(client, cid):
     question = state("awaiting_user_confirmation").model_copy(update={"action_id": 40})
     talk = [MessageAction(content="x", source="agent")] * 40
     await client.log.append(cid, [*talk, question, *talk], fields={"state": "awaiting_user_confirmation"})
-    await client.store.connection.call("XDEL", client.store.keys(cid).events, "2-0")
+    await client.store.connection.call("XDEL", client.store.known_keys(cid).events, "2-0")
     with pytest.raises(CorruptEntry):
         await client.events(cid)
     with pytest.raises(UsageError, match="asks about action 40"):
@@ -270,10 +270,10 @@ async def test_delegates_go_with_their_parent_and_not_before_it(client: Client) 
 
 async def test_a_damaged_log_is_deleted(client: Client) -> None:
     await begin(client, "one", "finished")
-    names = client.store.keys("one")
+    names = client.store.known_keys("one")
     await client.store.connection.call("XDEL", names.events, "2-0")
     await client.delete("one")
     await begin(client, "two", "running")
-    await client.store.connection.call("XDEL", client.store.keys("two").events, "2-0")
+    await client.store.connection.call("XDEL", client.store.known_keys("two").events, "2-0")
     with pytest.raises(UsageError, match="only a settled one"):
         await client.delete("two")

@@ -177,7 +177,13 @@ async def test_keys_of_another_type_spoil_nothing_else(valkey_store: Store) -> N
     await begin(store, "c-2")
     call = store.connection.call
     keys = (names.parked, names.dead, names.takeovers, names.quarantine, names.ready, names.actions("pool:bash"))
-    keys += (f"{names.root}:unread", store.keys("c-2").meta, "deck:inbox", "deck:tools", f"{names.root}:turns:ready:1")
+    keys += (
+        f"{names.root}:unread",
+        store.known_keys("c-2").meta,
+        "deck:inbox",
+        "deck:tools",
+        f"{names.root}:turns:ready:1",
+    )
     for key in keys:
         await call("DEL", key)
         await call("SET", key, "x")
@@ -203,7 +209,9 @@ async def test_names_that_somebody_chose_are_bounded(valkey_store: Store) -> Non
         "HSET", names.worker_facts("tool-0"), "streams", f"{streams} deck:secret", "role", "x" * 9_999
     )
     await begin(store, "c-2")
-    await store.connection.call("HSET", store.keys("c-2").meta, "state", "free\ntext", "wait_reason", "of a tenant")
+    await store.connection.call(
+        "HSET", store.known_keys("c-2").meta, "state", "free\ntext", "wait_reason", "of a tenant"
+    )
     found = await look(store)
     assert (
         len({dict(labels)["model"] for name, labels in found if name == "deckhands_cost_usd_total"})

@@ -145,7 +145,7 @@ async def test_a_flood_of_messages_delays_but_fails_nothing(hands: Hands) -> Non
 async def test_conversation_returned_under_an_earlier_token_is_restarted(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
-    await hands.store.connection.call("HINCRBY", hands.store.keys(CID).meta, "token", -1)
+    await hands.store.connection.call("HINCRBY", hands.store.known_keys(CID).meta, "token", -1)
     await hands.break_connections()
     await hands.say()
     loop.wake()
@@ -485,9 +485,9 @@ async def test_a_conversation_survives_functions_that_are_replaced_and_come_back
 
 async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:
     await hands.begin()
-    stream = hands.store.keys(CID).events
+    stream = hands.store.known_keys(CID).events
     await hands.store.connection.call("XADD", stream, "3-0", "e", b"\x01\x00garbage")
-    await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "last_id", 3)
+    await hands.store.connection.call("HSET", hands.store.known_keys(CID).meta, "last_id", 3)
     await hands.go()
     row = await Conversations(hands.store).load_row(CID)
     assert (row.state, row.owner, row.last_event_id) == ("error", "", 4)
@@ -610,7 +610,7 @@ async def test_a_conversation_that_crashes_its_workers_rests_in_error(
 
 async def mark_of(hands: Hands) -> Any:
     """Return the mark that would count a death of the worker against the conversation; None without one."""
-    return await hands.store.connection.call("HGET", hands.store.keys(CID).meta, "mark")
+    return await hands.store.connection.call("HGET", hands.store.known_keys(CID).meta, "mark")
 
 
 async def begin_and_crash(hands: Hands) -> None:

@@ -88,7 +88,7 @@ async def delegate_of(hands: Hands, *, node: str = "", **fields: Any) -> tuple[s
     """Let a conversation delegate; return the delegate's id and log."""
     await hands.begin(delegate_calls(), agent=delegating(hands), **fields)
     if node:
-        await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "node", node)
+        await hands.store.connection.call("HSET", hands.store.known_keys(CID).meta, "node", node)
     loop = await hands.go()
     await until(lambda: bool(loop.state.delegation.delegates), what="a delegate")
     delegate_id = make_delegate_id(CID, loop.state.delegation.delegates[0].id)
@@ -112,7 +112,7 @@ async def test_delegate_starts_with_its_task_share_and_parent(hands: Hands) -> N
 
 async def test_delegate_gets_its_share_of_the_remaining_time(hands: Hands) -> None:
     delegate_id, _ = await delegate_of(hands, limits=Limits(max_seconds=3_600.0))
-    state, keys = hands.loops[0].state, hands.store.keys(delegate_id)
+    state, keys = hands.loops[0].state, hands.store.known_keys(delegate_id)
     await hands.store.connection.call("DEL", keys.events, keys.meta, keys.once)
     late = replace(state.usage, deadline=hands.store.clock.now() + timedelta(seconds=100))
     await Delegates(hands.log, hands.store, hands.services.models).start(

@@ -47,11 +47,11 @@ async def test_healthy_cluster_is_diagnosed_without_writing(valkey_store: Store,
         assert membership is not None
     await begin(store)
     await claim(store, "controller-1")
-    before = await store.connection.call("DBSIZE"), await store.connection.call("HGETALL", store.keys(CID).meta)
+    before = await store.connection.call("DBSIZE"), await store.connection.call("HGETALL", store.known_keys(CID).meta)
     findings = await examine_cluster(reader, sample=100)
     assert (
         await store.connection.call("DBSIZE"),
-        await store.connection.call("HGETALL", store.keys(CID).meta),
+        await store.connection.call("HGETALL", store.known_keys(CID).meta),
     ) == before
     assert {name: one.detail for name, one in bad(findings).items()} == {
         "orphans": "this store user may not search for orphaned keys"
@@ -69,9 +69,9 @@ async def test_broken_parts_are_found_and_named(valkey_store: Store, valkey_serv
     names = store.all_shards[0]
     await lapse(store, "controller-1")
     await store.connection.call("HSET", names.worker_facts("controller-1"), "version", "0.0.1 3", "wall_ms", 1)
-    await store.connection.call("XDEL", store.keys(CID).events, "1-0")
+    await store.connection.call("XDEL", store.known_keys(CID).events, "1-0")
     await store.connection.call("HSET", STORE, "functions", "9:abc:2")
-    await store.connection.call("HSET", store.keys(CID).meta, "owner", "nobody")
+    await store.connection.call("HSET", store.known_keys(CID).meta, "owner", "nobody")
     found = bad(await examine_cluster(url, sample=None))
     assert found["invariants"].is_needed
     assert CID in found["invariants"].detail
@@ -125,7 +125,7 @@ async def test_doctor_exits_with_1_for_errors_and_strictly_for_everything(
     assert strict.code == 1
     assert "found   workers" in strict.out
     await begin(valkey_store)
-    await valkey_store.connection.call("HSET", valkey_store.keys(CID).meta, "busy", "1")
+    await valkey_store.connection.call("HSET", valkey_store.known_keys(CID).meta, "busy", "1")
     broken = await asyncio.to_thread(deckhands, "doctor", "--all-logs", env=env)
     assert broken.code == 1
     assert "broken  workers" in broken.out

@@ -251,7 +251,7 @@ async def test_lost_actions_result_answers_no_action_with_its_number(workspaces,
 
 async def test_result_of_an_action_lost_meanwhile_answers_no_other(workspaces, log) -> None:
     await log.append(CID, [CmdRunAction(command="echo lost")])
-    delivery, names = await delivery_of(log, 2), log.store.keys(CID)
+    delivery, names = await delivery_of(log, 2), log.store.known_keys(CID)
     for key in (names.events, names.meta, names.once):
         await log.store.connection.call("DEL", key)
     await log.create(ConversationCreated(conversation_id=CID))

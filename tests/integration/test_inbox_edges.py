@@ -100,7 +100,7 @@ async def test_a_text_that_is_no_utf_8_is_rejected(desk: IngressContext, request
 
 
 async def test_entry_failing_in_the_ingress_is_answered_and_quarantined(desk: IngressContext) -> None:
-    names = desk.store.keys(derive_conversation_id("inbox:shop:mine"))
+    names = desk.store.known_keys(derive_conversation_id("inbox:shop:mine"))
     await desk.store.connection.call("SET", names.masked, "no set")
     async with serving(InboxReader(desk, "d1").read()):
         entry = await put(desk.store, {"id": "mine", "task": "x"})
@@ -143,7 +143,7 @@ async def test_reply_stream_of_another_type_is_moved_aside(desk: IngressContext,
 
 async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: IngressContext) -> None:
     store = desk.store
-    names = store.keys(derive_conversation_id("inbox:shop:a"))
+    names = store.known_keys(derive_conversation_id("inbox:shop:a"))
     await EventLog(store).store.connection.call("XGROUP", "CREATE", names.shard.notices, "ingresses", "0", "MKSTREAM")
     await store.connection.call("XADD", names.shard.notices, "*", "c", names.conversation_id)
     watcher = OutcomeWatcher(desk, Runs(desk), "d1")
@@ -159,7 +159,7 @@ async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: IngressCo
 
 
 async def test_a_caller_without_an_outcome_is_not_answered(desk: IngressContext) -> None:
-    caller = desk.store.keys(derive_conversation_id("inbox:shop:a")).caller
+    caller = desk.store.known_keys(derive_conversation_id("inbox:shop:a")).caller
     await desk.store.connection.call("HSET", caller, "answered", 1)
     async with serving(InboxReader(desk, "d1").read()):
         await put(desk.store, {"id": "a", "task": "x"})
@@ -292,9 +292,10 @@ MALFORMED = {
 }
 
 
-async def test_an_entry_is_accepted_carried_out_and_settled(producer: Producer) -> None:
-    store = producer.cluster.client.store
-    request = {"id": "order-7", "task": "do it", **producer.options(saying("done"))}
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_entry_is_accepted_carried_out_and_settled(own_producer: Producer) -> None:
+    store = own_producer.cluster.client.store
+    request = {"id": "order-7", "task": "do it", **own_producer.options(saying("done"))}
     await put(store, request)
 
     async def is_settled() -> bool:
@@ -304,28 +305,30 @@ async def test_an_entry_is_accepted_carried_out_and_settled(producer: Producer) 
     accepted, settled = await replies(store)
     assert accepted.request_id == settled.request_id == "order-7"
     assert (accepted.n, settled.n) == ("1", "2")
-    assert settled.content == (await producer.cluster.client.summary(accepted.conversation_id)).as_json()
+    assert settled.content == (await own_producer.cluster.client.summary(accepted.conversation_id)).as_json()
     await put(store, request)  # a producer that lost the answers asks again
     await until_empty(store)
     assert [reply.event for reply in await replies(store)] == ["accepted", "settled"] * 2
-    assert len(await producer.cluster.client.recent()) == 1
+    assert len(await own_producer.cluster.client.recent()) == 1
     assert 0 < await store.connection.call("TTL", keys.replies_key("shop")) <= 7 * 24 * 3600
 
 
-async def test_an_entry_without_an_answer_is_carried_out_too(producer: Producer) -> None:
-    store = producer.cluster.client.store
-    request = f'{{"task": "do it", "model": "{producer.options(saying("done"))["model"]}"}}'
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_entry_without_an_answer_is_carried_out_too(own_producer: Producer) -> None:
+    store = own_producer.cluster.client.store
+    request = f'{{"task": "do it", "model": "{own_producer.options(saying("done"))["model"]}"}}'
     await store.connection.call("XADD", keys.INBOX, "*", "v", "1", "request", request)
     await until_empty(store)
-    (row,) = await producer.cluster.client.recent()
-    await producer.cluster.settle([row.conversation_id])
-    names = store.keys(row.conversation_id)
+    (row,) = await own_producer.cluster.client.recent()
+    await own_producer.cluster.settle([row.conversation_id])
+    names = store.known_keys(row.conversation_id)
     assert await store.connection.call("EXISTS", names.caller) == 0
     assert await store.connection.call("ZCARD", names.shard.awaited) == 0
 
 
-async def test_invalid_entries_are_answered_and_kept(producer: Producer) -> None:
-    store = producer.cluster.client.store
+@pytest.mark.asyncio(loop_scope="module")
+async def test_invalid_entries_are_answered_and_kept(own_producer: Producer) -> None:
+    store = own_producer.cluster.client.store
     entries = {what: await put(store, text, reply_to=what) for what, (text, _) in MALFORMED.items()}
     await until_empty(store)
     for what, (_, reason) in MALFORMED.items():
@@ -336,11 +339,12 @@ async def test_invalid_entries_are_answered_and_kept(producer: Producer) -> None
         assert reason in reply.content["message"] + reply.content["remedy"], what
     kept = {item.entry_id: item.key for item in await Quarantine(store).list_items()}
     assert kept == dict.fromkeys(entries.values(), keys.INBOX)
-    assert await producer.cluster.client.recent() == []
+    assert await own_producer.cluster.client.recent() == []
 
 
-async def test_no_name_leads_to_another_key(producer: Producer) -> None:
-    store = producer.cluster.client.store
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_name_leads_to_another_key(own_producer: Producer) -> None:
+    store = own_producer.cluster.client.store
     names = ("", "..:x", "a b", "x" * 65, "deck:inbox\n", "é")
     for name in names:
         await put(store, {"task": "x"}, reply_to=name)
@@ -350,4 +354,4 @@ async def test_no_name_leads_to_another_key(producer: Producer) -> None:
     assert len(await Quarantine(store).list_items()) == len(names) + 2
     _, found = await store.connection.call("SCAN", "0", "MATCH", "deck:replies:*", "COUNT", "100000")
     assert found == [b"deck:replies:v2"]
-    assert await producer.cluster.client.recent() == []
+    assert await own_producer.cluster.client.recent() == []

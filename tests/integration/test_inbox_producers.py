@@ -259,7 +259,9 @@ async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> 
         await producers.remove("late")
         assert not await world.store.call("EXISTS", keys.replies_key("late"))
         await producers.add("late", "other")
-        await world.store.call("HSET", world.store.keys(before.conversation_id).caller, "outcome", '{"summary": {}}')
+        await world.store.call(
+            "HSET", world.store.known_keys(before.conversation_id).caller, "outcome", '{"summary": {}}'
+        )
         caller = await world.desk.callers.of(before.conversation_id)
         assert caller is not None
         meta = await world.desk.meta(before.conversation_id)

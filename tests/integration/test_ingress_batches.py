@@ -140,7 +140,7 @@ async def test_one_worker_takes_an_answer_and_its_outcome_stays(valkey_store: St
     await callers.add(caller)
     assert await callers.take_answer(caller, "first", 1_000) == ("first", True)
     assert await callers.take_answer(caller, "second", 1_000) is None
-    await valkey_store.call("DEL", f"{valkey_store.keys(conversation_id).caller}:lock")  # the worker has died
+    await valkey_store.call("DEL", f"{valkey_store.known_keys(conversation_id).caller}:lock")  # the worker has died
     assert await callers.take_answer(caller, "second", 1_000) == ("first", False)
     await callers.mark_answered(conversation_id)
     assert await callers.take_answer(caller, "third", 1_000) is None
@@ -160,7 +160,7 @@ async def test_a_task_that_cannot_be_completed_delays_no_other(valkey_store: Sto
         caller, meta, _ = await desk.load(conversation_id)
         assert caller is not None
         answers.append(await desk.find_answer(caller, meta))
-    lock = f"{desk.store.keys(derive_task_conversation_id('broken')).caller}:lock"
+    lock = f"{desk.store.known_keys(derive_task_conversation_id('broken')).caller}:lock"
     await desk.store.call("RPUSH", lock, "no string")
     await Runs(desk).complete_all([answer for answer in answers if answer is not None])
     assert sorted(results.events) == [("ended", "first"), ("ended", "last")]

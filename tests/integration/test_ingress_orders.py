@@ -59,7 +59,7 @@ async def with_delegates(producer: Producer, count: int) -> tuple[AsyncResult, l
 
     async def all_there() -> bool:
         call = producer.cluster.client.store.connection.call
-        return all([await call("EXISTS", producer.cluster.client.store.keys(name).meta) for name in ids])
+        return all([await call("EXISTS", producer.cluster.client.store.known_keys(name).meta) for name in ids])
 
     await until(all_there, limit=unhurried(LIMIT_SECONDS), what="the delegates")
     await until(all_work, limit=unhurried(LIMIT_SECONDS), what="the delegates at work")
@@ -98,7 +98,9 @@ async def test_revoking_what_is_no_run_changes_nothing(producer: Producer) -> No
     assert (ended.state, ended.result) == ("SUCCESS", summary)
     await producer.cluster.settle([submitted])
     assert (await producer.cluster.client.summary(submitted)).state == "finished"
-    assert not await store.connection.call("EXISTS", store.keys(derive_task_conversation_id("nobody-knows-it")).caller)
+    assert not await store.connection.call(
+        "EXISTS", store.known_keys(derive_task_conversation_id("nobody-knows-it")).caller
+    )
 
 
 async def until_state(producer: Producer, name: str, state: str, *, times: int = 1) -> None:

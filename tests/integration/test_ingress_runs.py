@@ -32,7 +32,7 @@ async def test_a_run_is_a_task_whose_value_is_the_summary(producer: Producer) ->
     conversation_id = derive_task_conversation_id(result.id)
     assert summary == (await producer.cluster.client.summary(conversation_id)).as_json()
     assert (summary["state"], summary["message"]) == ("finished", "all done")
-    caller = producer.cluster.client.store.keys(conversation_id)
+    caller = producer.cluster.client.store.known_keys(conversation_id)
 
     async def is_answered() -> bool:
         call = producer.cluster.client.store.connection.call
@@ -381,7 +381,7 @@ async def test_secrets_reach_the_agent_and_no_eye_beside(producer: Producer) -> 
     await producer.value(result)
     await producer.value(after)
     store = producer.cluster.client.store
-    key = store.keys(derive_task_conversation_id(result.id)).caller
+    key = store.known_keys(derive_task_conversation_id(result.id)).caller
     flat = await store.connection.call("HGETALL", key)
     assert value.encode() not in b"".join(flat)
     assert value not in (producer.cluster.root / "d1.log").read_text()

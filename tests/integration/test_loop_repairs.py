@@ -48,7 +48,7 @@ async def test_an_action_that_was_answered_meanwhile_is_not_waited_for(hands: Ha
 async def test_snapshot_ahead_of_its_log_is_ignored_and_gap_named(hands: Hands) -> None:
     await hands.begin(THINK)
     lost = replace(fold(State(), await hands.events()), version=99)
-    await hands.store.connection.call("SET", hands.store.keys(CID).snapshot, to_snapshot(lost))
+    await hands.store.connection.call("SET", hands.store.known_keys(CID).snapshot, to_snapshot(lost))
     await hands.go()
     events = await hands.events()
     assert "observation.events_lost" in [event.kind for event in events]
@@ -139,7 +139,7 @@ async def parked(hands: Hands) -> list[str]:
 async def append_newer(hands: Hands, event_id: int) -> None:
     """Let a newer version have appended an entry of its schema."""
     entry = codec.encode(said("hello").wire(), schema_version=codec.SCHEMA_VERSION + 1)
-    await hands.store.connection.call("XADD", hands.store.keys(CID).events, f"{event_id}-0", "e", entry)
+    await hands.store.connection.call("XADD", hands.store.known_keys(CID).events, f"{event_id}-0", "e", entry)
 
 
 async def test_conversation_with_a_newer_kind_waits_for_newer_worker(hands: Hands, tomorrow: Event) -> None:
@@ -168,7 +168,7 @@ async def test_a_newer_kind_that_comes_while_it_runs(hands: Hands, tomorrow: Eve
 async def test_an_entry_of_a_newer_schema_is_left_too(hands: Hands) -> None:
     await hands.begin(FINISH)
     await append_newer(hands, 3)
-    await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "last_id", 3)
+    await hands.store.connection.call("HSET", hands.store.known_keys(CID).meta, "last_id", 3)
     await hands.go()
     row = await Conversations(hands.store).load_row(CID)
     assert (row.owner, row.wait_reason, row.last_event_id) == ("", WaitReason.NEWER_WORKER, 3)

@@ -18,7 +18,7 @@ UPLOAD = TransferRequest(what="upload", path="a.txt")
 async def on_node(store: Store) -> str:
     """Create a conversation whose workspace is on a node, and return the node's action stream."""
     await begin(store, CID)
-    names = store.keys(CID)
+    names = store.known_keys(CID)
     await store.connection.call("HSET", names.meta, "node", "n1")
     return names.shard.actions("node:n1")
 
@@ -40,7 +40,7 @@ async def test_transfer_reported_as_failed_does_not_run_later(valkey_store: Stor
         await transfers.send_request(CID, UPLOAD, b"content", limit_seconds=0.1)
     token = await token_in(valkey_store, stream)
     assert await transfers.load_request(CID, token) is None
-    names = valkey_store.keys(CID)
+    names = valkey_store.known_keys(CID)
     assert await valkey_store.connection.call("EXISTS", names.transfer(token), names.stored_file(token)) == 0
 
 
@@ -50,7 +50,7 @@ async def test_unreadable_answer_is_a_failure_of_the_transfer(valkey_store: Stor
     async def answer() -> None:
         token = await token_in(valkey_store, stream)
         await valkey_store.connection.call(
-            "HSET", valkey_store.keys(CID).transfer(token), "answer", '{"files": "many"}'
+            "HSET", valkey_store.known_keys(CID).transfer(token), "answer", '{"files": "many"}'
         )
 
     async with asyncio.TaskGroup() as group:

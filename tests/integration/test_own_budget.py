@@ -180,7 +180,7 @@ async def test_released_conversation_is_woken_at_its_time_limit(hands: Hands) ->
     await hands.begin(BASH, limits=Limits(max_seconds=20.0))
     loop = await hands.go()
     await loop.release_idle()
-    parked = hands.store.keys(loop.conversation_id).shard.parked
+    parked = hands.store.known_keys(loop.conversation_id).shard.parked
     _, due = await hands.store.connection.call("ZRANGE", parked, 0, -1, "WITHSCORES")
     assert loop.state.usage.deadline is not None
     assert abs(float(due) / 1000 - loop.state.usage.deadline.timestamp()) < 5.0

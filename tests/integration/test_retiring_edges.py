@@ -35,7 +35,7 @@ async def client(valkey_server: RealServer) -> AsyncIterator[Client]:
 
 async def damage(client: Client, what: str) -> None:
     """Damage the first conversation that the job comes to."""
-    names, call = client.store.keys("damaged"), client.store.connection.call
+    names, call = client.store.known_keys("damaged"), client.store.connection.call
     if what in ("events", "once", "caller", "snapshot", "meta"):
         await call("DEL", getattr(names, what))
         await call("SET", getattr(names, what), "a string")
@@ -94,7 +94,7 @@ async def test_kept_conversations_log_is_not_read_each_minute(
 
 async def test_conversation_of_unknown_tenant_retires_by_its_log(client: Client, tmp_path: Path) -> None:
     await begin_ended(client, "one-of-shop", tenancy=Tenancy(tenant="shop"))
-    await client.store.connection.call("HDEL", client.store.keys("one-of-shop").meta, "tenant")
+    await client.store.connection.call("HDEL", client.store.known_keys("one-of-shop").meta, "tenant")
     found = await retired(client.store, tmp_path / "archive", tmp_path, '[[rule]]\ntenant = "shop"\nage = "0s"')
     assert found["archived"] == 1
 
@@ -199,7 +199,7 @@ async def test_unreadable_long_answer_is_shown_as_head_and_tail(
     client = Gateway(valkey_store, str(place)).client
     await begin_ended(client, "said", AgentFinishAction(final_thought=ANSWER))
     references = [ref for event in await client.events("said") for ref in (event.blobs or {}).values()]
-    blobs = [valkey_store.keys("said").blob(ref.sha256) for ref in references]
+    blobs = [valkey_store.known_keys("said").blob(ref.sha256) for ref in references]
     await valkey_store.connection.call("DEL", *blobs)
     if is_lost:
         file = Path(ArchiveStorage(str(place)).path("said"))

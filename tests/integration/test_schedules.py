@@ -80,7 +80,7 @@ class Cluster:
         await Membership(self.store, agents[0], "controller", about=about, ttl_seconds=3600.0).register()
 
     async def settle(self, conversation_id: str) -> None:
-        meta = self.store.keys(conversation_id).meta
+        meta = self.store.known_keys(conversation_id).meta
         await self.store.connection.call("HSET", meta, "state", "finished")
 
 

@@ -8,13 +8,17 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 from websockets.asyncio.client import connect
 
 from broker.contract.specs import Tenancy
+from deckhands.server.guard import Guard
+from deckhands.server.problems import Problem
 from deckhands.server.serving import MAX_HEAD_BYTES
 from deckhands.server.shares import Turns
 from deckhands.server.streams import EventStream
@@ -261,21 +265,47 @@ async def test_a_tenant_has_its_share_of_connections(tmp_path: Path, programs: d
 
 
 async def test_short_requests_of_a_tenant_take_turns_and_delay_no_other() -> None:
-    turns = Turns(2)
+    turns = Turns(2, max_waiting=48)
     is_over = asyncio.Event()
     started: list[str] = []
 
     async def request(tenant: str) -> None:
-        async with turns.take(tenant):
-            started.append(tenant)
-            await is_over.wait()
+        end = await turns.take(tenant)
+        started.append(tenant)
+        await is_over.wait()
+        end()
+        end()  # which has no further effect
 
     waiting = [asyncio.create_task(request(tenant)) for tenant in (*["greedy"] * 50, "modest")]
     await until(lambda: "modest" in started, what="the request of another tenant")
     assert started.count("greedy") == 2
+    with pytest.raises(Problem, match="48 requests of this tenant wait"):
+        await turns.take("greedy")
     is_over.set()
     await asyncio.gather(*waiting)
     assert started.count("greedy") == 50
+
+
+async def test_turn_ends_before_the_answer_is_read() -> None:
+    turns, is_read, answered = Turns(1, max_waiting=8), asyncio.Event(), 0
+    gateway = SimpleNamespace(turns=turns)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x", "more_body": False})
+
+    async def read_slowly(message: Message) -> None:
+        nonlocal answered
+        if message["type"] == "http.response.body":
+            answered += 1
+            await is_read.wait()
+
+    guard = Guard(answer, gateway)  # type: ignore[arg-type]
+    receive: Any = None
+    requests = [asyncio.create_task(guard._take_turn("t", {}, receive, read_slowly)) for _ in range(3)]
+    await until(lambda: answered == 3, what="three answers at a time")
+    is_read.set()
+    await asyncio.gather(*requests)
 
 
 async def test_many_conversations_of_a_tenant_are_all_created(tmp_path: Path, programs: dict[str, str]) -> None:

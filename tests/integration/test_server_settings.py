@@ -102,7 +102,7 @@ async def test_an_archived_conversation_is_shown_and_restored(server: Served, tm
 async def test_a_piece_of_a_reply_arrives_before_the_reply(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     live = LiveText(server.client.store, cid)
-    watched = server.client.store.keys(cid).watcher_mark
+    watched = server.client.store.known_keys(cid).watcher_mark
     async with (
         server.as_(await server.token()) as client,
         client.stream("GET", f"/conversations/{cid}/stream?deltas=true") as stream,
@@ -293,11 +293,11 @@ async def test_nothing_is_kept_for_conversations_outside_the_store(
                         f"/conversations/{name}/secrets", json={"secrets": {"TOKEN": "abc-123-def"}}
                     )
                     assert (answer.status_code, answer.json()["code"]) == (status, code)
-                    assert await store.connection.call("EXISTS", store.keys(name).secrets) == 0
+                    assert await store.connection.call("EXISTS", store.known_keys(name).secrets) == 0
                 for method, path in (("GET", "/files"), ("GET", "/files/a"), ("PUT", "/files/a"), ("GET", "/patch")):
                     answer = await client.request(method, f"/conversations/none-such{path}")
                     assert (answer.status_code, answer.json()["code"]) == (404, "unknown_conversation"), path
                 assert (
                     await client.put(f"/conversations/{cid}/secrets", json={"secrets": {"TOKEN": "abc-123-def"}})
                 ).status_code == 204
-        assert await store.connection.call("HKEYS", store.keys(cid).secrets) == [b"TOKEN"]
+        assert await store.connection.call("HKEYS", store.known_keys(cid).secrets) == [b"TOKEN"]

@@ -67,7 +67,7 @@ async def upload(client: httpx2.AsyncClient, key: str, content: bytes = CONTENT)
 
 async def life_of(server: Served, conversation_id: str, name: str = NAME) -> int:
     """How long a file has to live, in seconds; -1: as long as the log, -2: it is not there."""
-    key = server.client.store.keys(conversation_id).stored_file(name)
+    key = server.client.store.known_keys(conversation_id).stored_file(name)
     return int(await server.client.store.connection.call("TTL", key))
 
 
@@ -116,7 +116,7 @@ async def test_a_file_whose_conversation_is_refused_expires_and_counts(server: S
 
 async def test_partial_upload_belongs_to_no_one_and_expires(server: Served) -> None:
     cid = id_under("parts", "a")
-    key = server.client.store.keys(cid).stored_file(NAME)
+    key = server.client.store.known_keys(cid).stored_file(NAME)
     await server.client.store.connection.call("HSET", key, 0, CONTENT[:PIECE_BYTES])  # its server died behind this
     async with server.as_(await server.token("parts")) as client:
         begun = client.post("/conversations", json=task(), headers=under("a"))
@@ -220,7 +220,7 @@ async def test_refusal_removes_nothing_counted_before(server: Served) -> None:
 async def test_a_file_that_was_overwritten_in_the_store_is_nobodys(server: Served) -> None:
     files, store = StoredFiles(server.client.store), server.client.store
     await files.keep("overwritten", CONTENT)
-    key = store.keys("overwritten").stored_file(NAME)
+    key = store.known_keys("overwritten").stored_file(NAME)
     await store.connection.call("HSET", key, 0, b"X" * PIECE_BYTES)
     with pytest.raises(CorruptEntry, match="damaged"):
         await files.fetch("overwritten", NAME)

@@ -50,7 +50,7 @@ async def test_a_log_of_the_store_is_verified_with_its_index(valkey_store: Store
     events = await begin(client, recorded())
     found = await client.verify(CID)
     assert (found.source, found.events, found.holds) == (CID, len(events), True), found.violations
-    meta = valkey_store.keys(CID).meta
+    meta = valkey_store.known_keys(CID).meta
     await valkey_store.call("HSET", meta, "cost_usd", "0.01")
     assert [one.rule for one in (await client.verify(CID)).violations] == ["index"]
     with pytest.raises(UnknownConversation):
@@ -133,7 +133,7 @@ def test_command_verifies_a_cluster(command: CommandLine) -> None:
 def test_a_damaged_entry_is_a_violation(command: CommandLine) -> None:
     async def damage(client: Client) -> None:
         await begin(client, recorded())
-        keys = client.store.keys(CID)
+        keys = client.store.known_keys(CID)
         await client.store.connection.call("XDEL", keys.events, "5-0")
 
     command.ask(damage)

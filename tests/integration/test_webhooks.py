@@ -332,7 +332,7 @@ async def test_tail_lost_by_the_store_is_notified_again(server: Served, receiver
     await added(server, receiver, "eleven")
     store = server.client.store
     await begun(server, "eleven-a", "eleven")
-    names = store.keys("eleven-a")
+    names = store.known_keys("eleven-a")
     await jobs.work()
     await store.connection.call("ZADD", names.shard.webhook_news, 1_000, "eleven-a")  # behind the end of its log
     message = MessageAction(content="and", source=EventSource.USER)
@@ -365,7 +365,7 @@ async def test_what_is_planned_again_is_known(server: Served, receiver: Receiver
     store = server.client.store
     await begun(server, "thirteen-a", "thirteen")
     await notify(jobs.bench)
-    news = store.keys("thirteen-a").shard.webhook_news
+    news = store.known_keys("thirteen-a").shard.webhook_news
     await store.connection.call("ZADD", news, 1, "thirteen-a")  # it died before its end
     await jobs.work()
     await jobs.make_due()

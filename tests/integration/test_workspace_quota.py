@@ -172,7 +172,9 @@ async def test_leftovers_of_deleted_conversations_go_unknown_ones_stay(memory_st
     for name in ("deleted", "another", "alive"):
         await left(memory_store, tmp_path, name, is_closed=False)
     await Deletion(memory_store).delete("deleted", last_id=1)
-    await memory_store.connection.call("DEL", memory_store.keys("another").meta)  # as in a store that is another one
+    await memory_store.connection.call(
+        "DEL", memory_store.known_keys("another").meta
+    )  # as in a store that is another one
     reaper = Reaper(memory_store, tmp_path, 0.0)
     assert await reaper.sweep() == []
     for name in ("deleted", "alive", "never-here"):

@@ -199,7 +199,9 @@ class Ways:
         return found
 
     async def begun(self, name: str) -> str | None:
-        return name if await self.client.store.connection.call("EXISTS", self.client.store.keys(name).meta) else None
+        return (
+            name if await self.client.store.connection.call("EXISTS", self.client.store.known_keys(name).meta) else None
+        )
 
     async def outcome(self, found: str | None) -> str:
         """Return the outcome of an agent's conversation."""

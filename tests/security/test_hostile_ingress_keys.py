@@ -77,7 +77,7 @@ async def until_woken(desk: IngressContext, ingress: Membership, conversation_id
 async def test_run_key_of_another_type_delays_no_other(desk: IngressContext, key: str) -> None:
     ingress, call = await an_ingress(desk), desk.store.connection.call
     spoilt, victim = await begin_soon(desk, "spoilt"), await begin_soon(desk, "victim")
-    await call("DEL", names := getattr(desk.store.keys(spoilt), key))
+    await call("DEL", names := getattr(desk.store.known_keys(spoilt), key))
     await call("SET", names, "a string")
     await until_woken(desk, ingress, victim)
 

@@ -331,7 +331,7 @@ class _Entrances:
             await put(store, {"id": str(number), "task": "canary task", **options})
         for result, name in zip(self.results, self.names, strict=True):
             conversation_id = derive_task_conversation_id(result.id)
-            meta = store.keys(conversation_id).meta
+            meta = store.known_keys(conversation_id).meta
 
             async def is_taken(result: AsyncResult = result, meta: str = meta) -> bool:
                 return bool(await store.connection.call("EXISTS", meta)) or result.state == "FAILURE"
@@ -360,7 +360,7 @@ class _Entrances:
         await start_due(client, book, due)
         for number, name in enumerate(self.names):
             conversation_id = derive_tick_conversation_id(f"s{number}", due)
-            if await client.store.connection.call("EXISTS", client.store.keys(conversation_id).meta):
+            if await client.store.connection.call("EXISTS", client.store.known_keys(conversation_id).meta):
                 begun[conversation_id] = "schedule", name
 
     async def submit_file(self, begun: dict[str, tuple[str, str]]) -> None:

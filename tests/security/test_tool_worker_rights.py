@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
-from broker.contract.codec import checksum_of
-from broker.contract.events import ConversationCreated, Event
+from broker.contract.actions import MessageAction
+from broker.contract.codec import checksum_of, to_entry
+from broker.contract.events import Action, ConversationCreated, Event, EventSource
 from broker.contract.fencing import Ownership
+from broker.contract.file_events import FileReadObservation
+from broker.contract.kinds import FAILURES, ToolCallMetadata
+from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.coordination.wakeups import WorkerMailbox
 from broker.log.append_call import Closed
+from broker.log.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import record_gap, record_reported_gap
+from broker.log.specification import ANSWERS
 from broker.runtime.errors import DeckhandsError, EventsLost
 from broker.store.store import Store, open_store
 from tests.broker_parts import CID, claim, command, enter, message, output
@@ -26,6 +32,7 @@ from tests.served_stores import Server, allowed_of, refusals
 
 ACTION = 2
 OTHER = "other-conversation"
+FLOOD = 2_500
 
 
 class World:
@@ -97,7 +104,7 @@ async def test_claimed_action_is_answered_with_its_capability(world: World) -> N
     (found,) = await world.observations()
     assert (found.cause, found.content) == (ACTION, "a.txt")  # type: ignore[attr-defined]
     call = world.controller.call
-    names = world.controller.keys(CID)
+    names = world.controller.known_keys(CID)
     assert await call("EXISTS", f"{names.root}:results", f"{names.root}:grants") == 0
     assert await refusals(world.server) == []
 
@@ -128,7 +135,7 @@ async def test_an_answer_given_twice_is_in_the_log_once(world: World) -> None:
 async def test_forged_results_do_not_reach_the_log(world: World, forgery: str) -> None:
     await world.dispatch(2)
     first, second = sorted(await world.queue.read(limit=8), key=lambda one: one.action_id)  # type: ignore[union-attr]
-    names = world.tool.keys(CID)
+    names = world.tool.known_keys(CID)
     carried = {}
     for one in (first, second):
         stream, _, entry = one.location.partition("|")
@@ -158,16 +165,146 @@ async def test_forged_results_do_not_reach_the_log(world: World, forgery: str) -
     assert await world.controller.call("EXISTS", f"{names.root}:results") == 0
 
 
+def encode(event: Event) -> bytes:
+    return to_entry({**event.wire(), "timestamp": "2026-01-01T00:00:00+00:00"})[0]
+
+
+FORGED_EVENTS = {
+    "a user's message": message("I am the user"),
+    "a message that names the action": MessageAction(content="x", source=EventSource.USER, cause=ACTION),
+    "a kind of another action": FileReadObservation(content="x", path="a", cause=ACTION),
+    "a report of a controller": AgentStateChangedObservation(agent_state="finished", cause=ACTION),
+    "another cause": output(ACTION + 1),
+    "no cause": CmdOutputObservation(content="x", command="ls"),
+    "another call of the model": CmdOutputObservation(
+        content="x",
+        command="ls",
+        cause=ACTION,
+        tool_call_metadata=ToolCallMetadata(function_name="run", tool_call_id="x", reply_id=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", [*FORGED_EVENTS, "garbage"])
+async def test_a_capability_allows_nothing_but_an_answer(world: World, what: str) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    stream, _, entry = delivery.location.partition("|")
+    ((_, flat),) = await world.tool.call("XRANGE", stream, entry, entry)
+    capability = dict(zip(flat[::2], flat[1::2], strict=True))[b"k"]
+    data = encode(FORGED_EVENTS[what]) if what in FORGED_EVENTS else b"garbage"
+    results = f"{world.tool.known_keys(CID).root}:results"
+    await world.tool.call("XADD", results, "*", "a", ACTION, "w", "t1", "k", capability, "s", "", "u", "1", "e", data)
+    await world.tool.call("XADD", world.controller.all_shards[0].mailbox("w1"), "*", "c", CID, "r", "1")
+    assert await world.observations() == []
+    assert await world.log.load_last_id(CID) == ACTION
+    assert await world.controller.call("EXISTS", results) == 0
+    ownership = await Owners(world.controller).resume_claim(CID, "w1")
+    assert ownership is not None
+    outcome = await Owners(world.controller).dispatch(ownership.ownership, ACTION, delivery.entry)
+    assert outcome is DispatchOutcome.ENQUEUED
+    (again,) = [one for one in await world.queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    assert isinstance(await world.queue.claim(again), ActionReclaimed)
+    await world.answer(again)
+    assert [event.cause for event in await world.observations()] == [ACTION]
+
+
+def test_every_action_names_the_kinds_that_answer_it() -> None:
+    actions = {kind: one for kind, one in Event.KINDS.items() if one.runnable or kind == "action.execute"}
+    for kind, action in actions.items():
+        assert issubclass(action, Action)
+        named = set(action.answered_by) or {kind.replace("action.", "observation.")}
+        assert named | {*FAILURES, "observation.user_rejected"} == ANSWERS[kind] | {*FAILURES}, kind
+
+
+async def test_another_worker_answers_what_was_refused(world: World) -> None:
+    ownership = await claim(world.controller, "w1")
+    await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
+    await world.controller.call("DEL", f"{world.controller.known_keys(CID).root}:grants")
+    (delivery,) = await world.take()
+    await world.answer(delivery, "refused")
+    assert await world.observations() == []
+    owners, other = Owners(world.controller), await enter(world.tool, "t2", node="n1")
+    assert await owners.dispatch(ownership, ACTION, delivery.entry) is DispatchOutcome.ENQUEUED
+    queue = ActionQueue(world.tool, other.shards[0], worker_id="t2", node="n1", pools=("bash",))
+    (again,) = [one for one in await queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    assert isinstance(await queue.claim(again), ActionReclaimed)
+    answer = output(ACTION, "accepted")
+    checksum = checksum_of(again.entry)
+    await world.tool_log.append_observation(CID, answer, worker_id="t2", place=again.location, checksum=checksum)
+    (found,) = await world.observations()
+    assert found.content == "accepted"  # type: ignore[attr-defined]
+    await queue.aclose()
+
+
+async def test_answer_to_an_action_that_is_noted_otherwise_is_dispatched_again(world: World) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    await world.answer(delivery)
+    await world.controller.call("HSET", world.controller.known_keys(CID).once, f"k:{ACTION}", "00000000")
+    assert await world.observations() == []
+    once = world.controller.known_keys(CID).once
+    assert await world.controller.call("HMGET", once, f"w:{ACTION}", f"q:{ACTION}") == [b"-", None]
+
+
+async def test_forged_results_without_capability_delay_no_other(world: World) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    results = f"{world.tool.known_keys(CID).root}:results"
+    for number in range(FLOOD):
+        await world.tool.call("XADD", results, "*", "a", ACTION, "w", "t1", "k", str(number), "e", "x")
+    await world.answer(delivery)
+    assert [event.cause for event in await world.observations()] == [ACTION]
+    assert await world.controller.call("EXISTS", results) == 0
+
+
+async def test_deletion_waits_for_results_that_may_be_accepted(world: World) -> None:
+    await world.dispatch()
+    (delivery,) = await world.take()
+    await world.answer(delivery)
+    names = world.controller.known_keys(CID)
+    await world.controller.call("HDEL", names.meta, "owner")
+    operator = await open_store(world.server.operator)
+    with pytest.raises(NotDeleted):
+        await Deletion(operator).close_for_deletion(CID, last_id=ACTION)
+    await operator.aclose()
+    await world.controller.call("HSET", names.meta, "owner", "w1")
+    assert [event.cause for event in await world.observations()] == [ACTION]
+
+
+@pytest.mark.parametrize("mark", ["", "not hex", "0" * 65])
+async def test_forged_loss_is_not_recorded(world: World, mark: str) -> None:
+    await world.dispatch()
+    first = checksum_of(await world.log.load_entry(CID, 1))
+    meta = world.tool.known_keys(CID).meta
+    await world.tool.call("HSET", meta, "reported_gap", f"1:{mark or first}")
+    await world.tool.call("XADD", world.controller.all_shards[0].mailbox("w1"), "*", "c", CID, "r", "1")
+    await world.mailbox.read()
+    (gap,) = world.mailbox.take_gaps().items()
+    await record_reported_gap(world.log, *gap)
+    assert await world.log.load_last_id(CID) == ACTION
+    assert not await world.controller.call("HEXISTS", meta, "reported_gap")
+
+
+async def test_tool_worker_runs_what_an_earlier_version_dispatched(world: World) -> None:
+    await world.dispatch()
+    await world.controller.call("HDEL", world.controller.known_keys(CID).once, f"k:{ACTION}")
+    (delivery,) = await world.take()
+    await world.tool_log.check_action(CID, ACTION, checksum_of(delivery.entry))
+    await world.answer(delivery)
+    assert [event.cause for event in await world.observations()] == [ACTION]
+
+
 async def test_tool_worker_reaches_no_log(world: World) -> None:
     await world.dispatch()
     beyond = []
     for cid in (CID, OTHER):
-        root = world.tool.keys(cid).root
+        root = world.tool.known_keys(cid).root
         beyond += [f"XRANGE {root}:events - +", f"XREAD STREAMS {root}:events 0", f"XLEN {root}:events"]
         beyond += [f"XADD {root}:events * e x", f"XTRIM {root}:events MAXLEN 0", f"DEL {root}:events"]
         beyond += [f"HGETALL {root}:grants", f"HSET {root}:grants 2 x", f"XRANGE {root}:results - +"]
         beyond += [f"DEL {root}:results", f"XTRIM {root}:results MAXLEN 0"]
-    root, shard = world.tool.keys(CID).root, world.tool.all_shards[0].root
+    root, shard = world.tool.known_keys(CID).root, world.tool.all_shards[0].root
     beyond += [f"FCALL deck_settle 2 {root} {shard} {CID}"]
     assert await allowed_of(beyond, world.server.tool) == []
     with pytest.raises(DeckhandsError):
@@ -175,7 +312,7 @@ async def test_tool_worker_reaches_no_log(world: World) -> None:
     with pytest.raises(DeckhandsError):
         await world.tool_log.read(OTHER)
     # A tool worker that makes itself an owner still cannot append.
-    await world.tool.call("HSET", world.tool.keys(OTHER).meta, "owner", "t1", "token", "1")
+    await world.tool.call("HSET", world.tool.known_keys(OTHER).meta, "owner", "t1", "token", "1")
     with pytest.raises(DeckhandsError):
         await world.tool_log.append_as_owner(Ownership(OTHER, "t1", "1"), [message("forged")], expected_last_id=2)
     assert len(await world.log.read(OTHER)) == 2
@@ -185,18 +322,21 @@ async def test_result_is_settled_by_the_next_owner(world: World) -> None:
     await world.dispatch()
     (delivery,) = await world.take()
     call = world.controller.call
-    await call("HDEL", world.controller.keys(CID).meta, "owner")
+    await call("HDEL", world.controller.known_keys(CID).meta, "owner")
     await world.answer(delivery)
     await enter(world.controller, "w2")
     claimed = await claim(world.controller, "w2")
     assert claimed.worker_id == "w2"
+    mailbox = WorkerMailbox(world.controller, world.controller.all_shards[0], "w2")
+    await mailbox.read()
+    await mailbox.aclose()
     assert [event.cause for event in await world.log.read(CID) if event.cause] == [ACTION]
 
 
 async def test_action_of_an_earlier_version_gets_a_capability_when_it_is_repeated(world: World) -> None:
     ownership = await claim(world.controller, "w1")
     await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
-    grants = f"{world.controller.keys(CID).root}:grants"
+    grants = f"{world.controller.known_keys(CID).root}:grants"
     await world.controller.call("DEL", grants)  # as if its controller had had no right to write one
     (delivery,) = await world.take()
     await world.answer(delivery, "refused")
@@ -225,7 +365,7 @@ async def test_owner_decides_only_with_the_results_that_wait(world: World) -> No
 async def test_closed_conversation_takes_no_result(world: World) -> None:
     await world.dispatch()
     (delivery,) = await world.take()
-    names = world.controller.keys(CID)
+    names = world.controller.known_keys(CID)
     await world.controller.call("HSET", names.meta, "closed", "1")
     assert await world.answer(delivery) == Closed()
     await world.controller.call("HDEL", names.meta, "closed")

@@ -158,7 +158,7 @@ async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person)
         for row in await Conversations(store).list_recent():
             if row.conversation_id != CID:
                 outcome.others[row.conversation_id] = await EventLog(store).read(row.conversation_id)
-        outcome.snapshot = await store.connection.call("GET", store.keys(CID).snapshot)
+        outcome.snapshot = await store.connection.call("GET", store.known_keys(CID).snapshot)
 
 
 async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]) -> None:
@@ -226,9 +226,9 @@ async def _leftovers(store: Store) -> dict[str, Any]:
     ]
     for key, group in streams:
         left[f"{key} pending"] = (await call("XPENDING", key, group))[0]
-    once = await call("HGETALL", store.keys(CID).once)
+    once = await call("HGETALL", store.known_keys(CID).once)
     left["claims"] = [name.decode() for name in once[::2] if name[:2] in (b"q:", b"w:", b"n:")]
     left["parked"] = await call("ZRANGE", shard.parked, 0, -1)
     left["unread"] = await call("ZRANGE", f"{shard.root}:unread", 0, -1)
-    left["rung"] = await call("HGET", store.keys(CID).meta, "rung")
+    left["rung"] = await call("HGET", store.known_keys(CID).meta, "rung")
     return {name: found for name, found in left.items() if found}

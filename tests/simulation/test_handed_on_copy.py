@@ -44,7 +44,7 @@ def test_action_handed_on_to_its_holder_does_not_wait(tmp_path: Path) -> None:
             async for event in log.tail(CID):
                 if isinstance(event, CmdRunAction) and not begun:
                     begun = cluster.clock.monotonic()
-                    once = store.keys(CID).once
+                    once = store.known_keys(CID).once
                     while (worker := await store.connection.call("HGET", once, f"w:{event.id}")) is None:
                         await asyncio.sleep(0.01)
                     await bury(store, worker.decode())

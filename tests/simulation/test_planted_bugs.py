@@ -134,7 +134,7 @@ def unrung_after_burial(bug: Bug | None) -> list[str]:
         for _ in range(10):
             assert await living.beat(0) is not None
             await asyncio.sleep(HEARTBEAT_SECONDS)
-        entries = {cid: await store.connection.call("HGET", store.keys(cid).meta, "ready_id") for cid in ids}
+        entries = {cid: await store.connection.call("HGET", store.known_keys(cid).meta, "ready_id") for cid in ids}
         return [cid for cid, entry in entries.items() if entry is None]
 
     return cluster.run(world())

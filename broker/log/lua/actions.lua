@@ -1,6 +1,7 @@
 -- Actions: their way from the log to a tool worker, which claims them before the side effect.
 -- Keys:  shard base  :act:<route> :act:interactive:<route>  streams  route: 'pool:<name>' or 'node:<name>'
 --        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> its claimer
+--                                  (or '-': its result was refused)
 --                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled it
 --                                  k:<action> -> its checksum   b:<action> -> its bytes while it waits in a line
 --                                  g:<action> -> its capability while it waits in a line
@@ -124,12 +125,12 @@ end
 
 -- dispatch: make sure that an appended action reaches a tool worker. Idempotent.
 -- ARGV  cid, worker, token, action id, bytes, 'pool:<name>' or '', random text for its capability
--- returns  {'queued'} {'running', worker} {'settled'} {'enqueued'} {'fenced'}
+-- returns  {'queued'} {'running', worker} {'settled'} {'enqueued'} {'fenced'} {'results'}: settle those that wait first
 local function dispatch(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once, cid, action = base .. ':meta', base .. ':once', args[1], args[4]
   if not ownership.is_owner(meta, args[2], args[3]) then return {'fenced'} end
-  results.settle(base, shard, cid, false)
+  if results.are_waiting(base) then return {'results'} end
   if store.get(once, 'o:' .. action) then return {'settled'} end
   local claimer = store.get(once, 'w:' .. action)
   local queued = store.get(once, 'q:' .. action)
@@ -141,8 +142,10 @@ local function dispatch(keys, args)
     if where == 'queued' then return {'queued'} end
     if where == 'delivered' then return {'running', claimer or ''} end
   end
-  -- Its claimer may have left a result without a capability, which was refused.
-  if claimer and store.alive(shard, claimer) and results.is_granted(base, action) then return {'running', claimer} end
+  if claimer and store.alive(shard, claimer) then
+    if results.is_granted(base, action) then return {'running', claimer} end
+    redis.call('HSET', once, 'w:' .. action, results.REFUSED)  -- whatever it leaves has no capability
+  end
   local capability = results.grant(base, cid, action, args[7])
   actions.enqueue(shard, meta, once, cid, action, args[5], args[6] ~= '' and args[6] or nil, capability)
   return {'enqueued'}
@@ -158,6 +161,7 @@ end
 --          {'reclaimed', attempt, previous worker, moves}  ask the journal first
 --          moves: how often the workspace was moved away from a lost node
 --          both end with the conversation's demand, see store.with_acks
+--          (previous worker '-': its result was refused)
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
 --          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
 --          {'lost', last}   acknowledged: the log does not hold the action
@@ -201,9 +205,9 @@ local function claim_action(keys, args)
   redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
   local about = redis.call('HMGET', meta, 'moves', 'acks')
   local moves, acks = tonumber(about[1] or '') or 0, about[2]
-  if before == worker then
+  if before == worker or before == results.REFUSED then
     local attempts = tonumber(store.get(once, 'n:' .. action)) or 1
-    return store.with_acks({'reclaimed', attempts, worker, moves, hidden}, acks)
+    return store.with_acks({'reclaimed', attempts, before, moves, hidden}, acks)
   end
   if not before then
     return store.with_acks({'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves, hidden}, acks)

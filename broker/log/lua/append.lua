@@ -129,10 +129,7 @@ function check.owner(a)
   if a.found[OWNER] ~= call.worker or a.found[TOKEN] ~= call.token then return {'fenced'} end
   a.key = call.token .. ':' .. call.seen .. ':' .. call.key .. call.checksum
   if a.found[APPEND_KEY] == a.key then return history.duplicate(a.found[APPEND_IDS]) end
-  if results.are_waiting(a.base) then  -- the log has grown before this decision
-    results.settle(a.base, a.shard, a.cid, true)
-    return {'conflict', tonumber(store.get(a.meta, 'last_id'))}
-  end
+  if results.are_waiting(a.base) then return {'conflict', a.last} end  -- the caller settles them, and decides again
   if not history.remembers(a.base, call.seen, call.checksum) then return {'lost', a.last} end
   if tonumber(call.seen) ~= a.last then return {'conflict', a.last} end
   return a.found[CLOSED] and {'closed'}
@@ -284,7 +281,7 @@ end
 
 -- Notify the owner or the ready stream, unless the owner itself appends.
 local function notify(a)
-  if a.call.by == 'owner' or a.call.is_quiet then return end
+  if a.call.by == 'owner' then return end
   local call, bytes = a.call, a.args[3]
   acknowledge(a)
   local is_alone = a.first == a.last and #bytes <= MOST_CARRIED_BYTES

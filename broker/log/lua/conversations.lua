@@ -4,6 +4,7 @@
 local admission = require('log/lua/admission')
 local groups = require('log/lua/groups')
 local labels = require('log/lua/labels')
+local results = require('log/lua/results')
 local store = require('store/prelude')
 local turns = require('log/lua/turns')
 local conversations = {}
@@ -26,12 +27,12 @@ end
 -- ARGV  cid, last id of the log at which the caller found it settled
 -- returns  {'begun'} {'owned', worker} {'news', last} {'missing'}
 local function begin_deletion(keys, args)
-  local meta, shard = keys[1] .. ':meta', keys[2]
+  local base, meta, shard = keys[1], keys[1] .. ':meta', keys[2]
   local last, owner = store.get(meta, 'last_id'), store.get(meta, 'owner')
   if not last then return {'missing'} end
   if owner and store.alive(shard, owner) then return {'owned', owner} end
   if store.get(meta, 'awaited') then return {'owned', 'an ingress, which has to tell its caller'} end
-  if last ~= args[2] then return {'news', tonumber(last)} end
+  if last ~= args[2] or results.may_be_accepted(base) then return {'news', tonumber(last)} end
   redis.call('HSET', meta, 'closed', '1', 'deleted', '1')
   return {'begun'}
 end

@@ -6,6 +6,7 @@
 --                                           ':<checksum>' and ':<fingerprint>'
 -- Tool workers may not read logs: they compare actions with what is noted beside their claims.
 
+local store = require('store/prelude')
 local history = {}
 
 -- The checksum in the bytes of an event, eight hex digits; empty if they are no event.
@@ -25,11 +26,11 @@ function history.checksum_of(base, id)
   return bytes and history.checksum_in(bytes)
 end
 
--- The bytes of an event; nil if the log has no such event, or if the caller may not read it.
+-- The bytes of an event; nil if the log has no such event; nil, true if the caller may not read it.
 function history.bytes_of(base, id)
-  local found = redis.pcall('XRANGE', base .. ':events', id .. '-0', id .. '-0')
-  if found.err and string.find(found.err, 'NOPERM', 1, true) then return nil end
-  if found.err then error(found) end
+  local events, name = base .. ':events', id .. '-0'
+  if not store.may('XRANGE', events, name, name) then return nil, true end
+  local found = redis.call('XRANGE', events, name, name)
   return #found == 1 and found[1][2][2] or nil
 end
 
@@ -40,13 +41,15 @@ function history.remembers(base, id, checksum)
 end
 
 -- Whether the log still holds an action with this id and checksum, by what is noted of it. Of an action that an earlier
--- version has dispatched, nothing is: the log is read, if the caller may.
+-- version has dispatched, only its entry is: the log is read, if the caller may.
 function history.remembers_action(base, action, checksum)
   if not checksum or checksum == '' then return true end
   local noted, settled = unpack(redis.call('HMGET', base .. ':once', 'k:' .. action, 'o:' .. action))
   noted = noted or settled and string.match(settled, '^%d+:%d+:(%x+)')
   if noted then return noted == checksum end
-  return history.checksum_of(base, action) == checksum
+  local bytes, is_refused = history.bytes_of(base, action)
+  if is_refused then return redis.call('HEXISTS', base .. ':once', 'q:' .. action) == 1 end
+  return bytes ~= nil and history.checksum_in(bytes) == checksum
 end
 
 return history

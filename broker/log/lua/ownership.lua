@@ -41,7 +41,6 @@ local function claim(keys, args)
     redis.call('XACK', stream, groups.CONTROLLERS, entry)
     turns.pump(shard, stream, groups.CONTROLLERS, wakeups.hand_over_ready)
   end
-  results.settle(base, shard, cid, true)
   local last = tonumber(store.get(meta, 'last_id'))
   if not last then
     redis.call('ZREM', shard .. ':unread', cid)
@@ -63,6 +62,7 @@ local function claim(keys, args)
   redis.call('ZREM', shard .. ':unread', cid)
   redis.call('ZREM', shard .. ':parked', cid)
   redis.call('SADD', owned, cid)
+  results.tell_owner(shard, base, cid, worker)
   local from = store.get(meta, 'orphan_of')
   if from then
     redis.call('HDEL', meta, 'orphan_of')
@@ -80,15 +80,14 @@ end
 
 -- release: release a conversation, unless it has new events.
 -- ARGV  cid, worker, token, id of the last event seen, for how many ms to park it or '', checksum of that event
--- returns  {'released'} {'news', last} {'fenced'} {'lost', last}
+-- returns  {'released'} {'news', last} {'fenced'} {'lost', last}   news with this last id: results wait, see settle
 local function release(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, cid, worker, token, seen, delay = base .. ':meta', args[1], args[2], args[3], args[4], args[5]
   if not ownership.is_owner(meta, worker, token) then return {'fenced'} end
-  results.settle(base, shard, cid, true)
   local last = store.get(meta, 'last_id')
   if not history.remembers(base, seen, args[6]) then return {'lost', tonumber(last)} end
-  if last ~= seen then return {'news', tonumber(last)} end
+  if last ~= seen or results.are_waiting(base) then return {'news', tonumber(last)} end
   local owned = ownership.owned_by(shard, worker)
   redis.call('HDEL', meta, 'owner', 'rung', 'mark', 'crashes')
   redis.call('SREM', owned, cid)

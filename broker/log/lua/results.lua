@@ -1,16 +1,24 @@
 -- Results: the observations of tool workers whose store user may not add to logs. They wait beside the log until a
--- controller settles them, which needs the capability that came with the action. Where tool workers may add to logs, as in
--- a store without users for roles, they do so at once.
+-- controller settles them, which needs the capability that came with the action. The functions cannot read an event, which
+-- may be encrypted: a controller reads it, and hands in those bytes that answer the action. Where tool workers may add to
+-- logs, as in a store without users for roles, they do so at once.
 -- Keys:  conversation base  :results  stream  a=action w=worker k=capability s=checksum f=fingerprint u=used e=bytes
 --                                     tool workers may add to it, and read and remove nothing
 --                           :grants   hash    action -> its capability; tool workers may neither read nor write it
 --        shard base         :worker:<id>:mail stream   r=1: there are results to settle
 
+local history = require('log/lua/history')
 local store = require('store/prelude')
 local wakeups = require('log/lua/wakeups')
 local results = {}
 
-local SETTLED_AT_ONCE = 64
+local PAGE = 64
+local MOST_MARK = 64              -- digits of a checksum or fingerprint
+local LOOKED_AT = 1024            -- results by one call
+local MOST_BYTES = 4194304        -- of the results in one reply, but at least one
+
+-- Instead of the claimer of an action whose result was refused: it may have run, so its next worker asks the journal.
+results.REFUSED = '-'
 
 -- Make the capability of an action that is dispatched. The caller brings the randomness; an earlier version brings none,
 -- and a user with the rights of an earlier version may not write it.
@@ -54,6 +62,8 @@ end
 
 -- Leave the news that the log has lost an event, '<id>:<checksum or fingerprint>'. A controller checks it.
 function results.leave_gap(shard, base, cid, gap, owner, notified, now)
+  local id, mark = string.match(gap, '^(%d+):(%x*)$')
+  if not id or #id > 16 or #mark > MOST_MARK then return end
   redis.call('HSET', base .. ':meta', 'reported_gap', gap)
   tell(shard, base .. ':meta', cid, owner, notified, now)
 end
@@ -63,37 +73,100 @@ function results.are_waiting(base)
   return store.may('EXISTS', base .. ':results') and redis.call('EXISTS', base .. ':results') == 1
 end
 
--- Append the results that wait, each once, if it has the capability of an action that was claimed and is not settled.
--- is_quiet: the caller tells the owner by its reply
-function results.settle(base, shard, cid, is_quiet)
-  local key, once = base .. ':results', base .. ':once'
-  if not results.are_waiting(base) or not store.is_there(shard, key, 'stream') then return end
-  for _, item in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', SETTLED_AT_ONCE)) do
-    local found = store.pairs_of(item[2])
-    local action = string.match(found['a'] or '', '^%d+$')
-    local granted = action and redis.call('HGET', base .. ':grants', action)
-    local claimer = action and store.get(once, 'w:' .. action)
-    if granted and granted == found['k'] and claimer == found['w'] and found['e'] then
-      local call = {by = 'tool', worker = found['w'], action = action, checksum = found['s'], fingerprint = found['f'],
-        uses = found['u'] ~= '0', events = {{answers = action}}, is_quiet = is_quiet}
-      store.attempt(shard, key, item[1], results.append, {base, shard}, {cid, '', found['e']}, call)
-    elseif not (action and store.get(once, 'o:' .. action)) then
-      store.note_unreadable(shard, key, item[1], 'a result without the capability of its action', found['w'])
-    end
-    redis.call('XDEL', key, item[1])
-  end
-  if redis.call('XLEN', key) == 0 then redis.call('DEL', key) end
+-- Whether a result waits that may be accepted: of an action with a capability.
+function results.may_be_accepted(base)
+  local grants = base .. ':grants'
+  return results.are_waiting(base) and store.may('EXISTS', grants) and redis.call('EXISTS', grants) == 1
 end
 
--- settle: append the results of tool workers that wait.
--- KEYS conversation base, shard base.  ARGV cid.
--- returns {'settled', what a tool worker says that the log has lost, '<id>:<checksum or fingerprint>', or ''}
+-- Tell the owner that claims a conversation that results wait.
+function results.tell_owner(shard, base, cid, owner)
+  if results.are_waiting(base) or store.get(base .. ':meta', 'reported_gap') then
+    redis.call('XADD', shard .. ':worker:' .. owner .. ':mail', '*', 'c', cid, 'r', '1')
+  end
+end
+
+-- The action of a result with the capability of an action that was claimed and is not settled; otherwise nil.
+local function action_of(base, found)
+  local action = string.match(found['a'] or '', '^%d+$')
+  local granted = action and redis.call('HGET', base .. ':grants', action)
+  local claimer = action and store.get(base .. ':once', 'w:' .. action)
+  return granted and granted == found['k'] and claimer == found['w'] and found['e'] and action or nil
+end
+
+-- Refuse a result. Its claimer is alive and has done what it would do, so the action has to be dispatched again.
+local function refuse(base, shard, key, id, found, why)
+  local once, action = base .. ':once', string.match(found['a'] or '', '^%d+$')
+  if action and store.get(once, 'o:' .. action) then return end
+  store.note_unreadable(shard, key, id, why, found['w'])
+  if action and found['w'] and store.get(once, 'w:' .. action) == found['w'] then
+    redis.call('HSET', once, 'w:' .. action, results.REFUSED)
+    redis.call('HDEL', once, 'q:' .. action)
+  end
+end
+
+-- Append the event of a result that a controller has read; '' refuses it.
+local function finish(base, shard, cid, id, action, bytes)
+  local key = base .. ':results'
+  local item = redis.call('XRANGE', key, id, id)[1]
+  local found = item and store.pairs_of(item[2])
+  if found and action_of(base, found) == action then
+    local why = 'a result that does not answer its action'
+    if bytes ~= '' then
+      local call = {by = 'tool', worker = found['w'], action = action, checksum = found['s'], fingerprint = found['f'],
+        uses = found['u'] ~= '0', events = {{answers = action}}}
+      store.attempt(shard, key, id, results.append, {base, shard}, {cid, '', bytes}, call)
+      why = store.get(base .. ':meta', 'closed') and '' or 'a result that could not be added to the log'
+    end
+    if why ~= '' then refuse(base, shard, key, id, found, why) end
+    redis.call('XDEL', key, id)
+  end
+end
+
+-- Add the results with a capability to a reply, and remove the others. Returns whether more may wait.
+local function collect(base, shard, reply)
+  local key, from, size = base .. ':results', '-', 0
+  for _ = 1, LOOKED_AT / PAGE do
+    local page = redis.call('XRANGE', key, from, '+', 'COUNT', PAGE)
+    for _, item in ipairs(page) do
+      local id, found = item[1], store.pairs_of(item[2])
+      local action = action_of(base, found)
+      if not action then
+        -- Only one that was dispatched by an earlier version has none: the others may be anyone's.
+        local named = string.match(found['a'] or '', '^%d+$')
+        if named and results.is_granted(base, named) then found['w'] = nil end
+        refuse(base, shard, key, id, found, 'a result without the capability of its action')
+        redis.call('XDEL', key, id)
+      else
+        if size > 0 and size + #found['e'] > MOST_BYTES then return true end
+        size = size + #found['e']
+        for _, part in ipairs({id, action, history.bytes_of(base, action) or '', found['e']}) do
+          reply[#reply + 1] = part
+        end
+      end
+      from = '(' .. id
+    end
+    if #page < PAGE then return false end
+  end
+  return true
+end
+
+-- settle: append the results of tool workers that a controller has read, and return those that it has to read.
+-- KEYS conversation base, shard base.  ARGV cid, a reported loss that is recorded or disproved, or '',
+--      then for each result its id, its action and the bytes to append, or '' to refuse it
+-- returns {'settled', what a tool worker says that the log has lost, '<id>:<checksum or fingerprint>', or '',
+--          '1' if more results wait, then for each result its id, its action, the action's bytes and the result's}
 local function settle(keys, args)
-  results.settle(keys[1], keys[2], args[1], false)
-  local meta = keys[1] .. ':meta'
-  local gap = store.get(meta, 'reported_gap')
-  if gap then redis.call('HDEL', meta, 'reported_gap') end
-  return {'settled', gap or ''}
+  local base, shard, meta = keys[1], keys[2], keys[1] .. ':meta'
+  if args[2] and args[2] ~= '' and store.get(meta, 'reported_gap') == args[2] then
+    redis.call('HDEL', meta, 'reported_gap')
+  end
+  local reply, key = {'settled', store.get(meta, 'reported_gap') or '', ''}, base .. ':results'
+  if not store.is_there(shard, key, 'stream') then return reply end
+  for at = 3, #args, 3 do finish(base, shard, args[1], args[at], args[at + 1], args[at + 2]) end
+  if collect(base, shard, reply) then reply[3] = '1' end
+  if redis.call('XLEN', key) == 0 then redis.call('DEL', key) end
+  return reply
 end
 
 redis.register_function('deck_settle', settle)

@@ -15,6 +15,7 @@ from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import POINT
 from deckhands.cli.options import json_option
 from deckhands.client import (
+    Client,
     ForkPoint,
     IsArchived,
     RunIsOver,
@@ -91,13 +92,18 @@ async def _fork(settings: CliSettings, point: ForkPoint, options: ForkOptions) -
         await require_served(client.store, place)
         for conversation_id in ids:
             created = build_fork(events, conversation_id, model=options.model, workspace=place, title=options.title)
-            await lend_upload(client.store, client.archive, point.conversation_id, conversation_id, created.workspace)
-            await client.log.create_from(
-                created, copy_events(events, model=options.model), key=f"fork:{created.forked_from}"
-            )
+            await _create(client, point.conversation_id, created, copy_events(events, model=options.model))
             if options.message is not None:
                 await client.send_message(conversation_id, options.message)
     return ids
+
+
+async def _create(client: Client, source_id: str, created: ConversationCreated, events: list[Event]) -> None:
+    async def create(shards: int) -> None:
+        await lend_upload(client.store, client.archive, source_id, created.conversation_id, created.workspace)
+        await client.log.create_from(created, events, key=f"fork:{created.forked_from}", shards=shards)
+
+    await client.store.repeat_if_raised(created.conversation_id, create)
 
 
 def _workspace(events: list[Event], directory: Path | None) -> WorkspaceSpec:

@@ -53,6 +53,8 @@ NODE_PATIENCE_SECONDS = 120.0
 MOST_BEFORE = 1_000
 CLASSES = ("0", "1", "2")
 IN_LINE = ("turn", "turn p")
+REFUSED = "-"
+"""Instead of an action's worker, whose result was refused; as in results.lua."""
 ENTRY = re.compile(r"\d{1,20}-\d{1,20}")
 READ_BYTES = 256 * 1024
 """The number of bytes read from the end of each file."""
@@ -213,7 +215,7 @@ class _FactReader:
             member = f"{self._row.conversation_id} {action_id}"
             place, seconds = await find_position(self._store, self._names, stream, entry, group="tools", member=member)
         began = add_seconds(self._now, -seconds) if seconds is not None else None
-        return ActionFact(action_id, self._worker(worker) if worker else None, began, place)
+        return ActionFact(action_id, self._worker(worker) if worker not in ("", REFUSED) else None, began, place)
 
     async def _node(self, node: str, *, is_fixed: bool) -> NodeFact | None:
         if not node:

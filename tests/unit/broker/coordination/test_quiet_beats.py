@@ -17,7 +17,7 @@ async def test_beat_after_a_quiet_one_leaves_its_work() -> None:
         await member.register()
     found = await first.beat(0)
     assert found is not None
-    await store.call("ZADD", store.keys(CID).shard.parked, 1, CID)
+    await store.call("ZADD", store.known_keys(CID).shard.parked, 1, CID)
     found = await second.beat(0)
     assert found is not None
     assert found.woken_count == 0

@@ -118,7 +118,7 @@ async def test_a_function_wakes_readers_once_it_is_done(clock: ManualClock, serv
     command = ("XREADGROUP", "GROUP", "controllers", "w1", "BLOCK", 0, "STREAMS", names.ready, ">")
     reading = asyncio.create_task(store.connection.another(reply_timeout_seconds=5).call(*command))
     await go_on(3)
-    keys = store.keys("conversation-1")
+    keys = store.known_keys("conversation-1")
     arguments = make_append_arguments("conversation-1", Creator("k", "bash"), [NewEntry(b"event")])
     await store.call_function("deck_append", (keys.root, names.root), *arguments)
     ((_, ((_, fields),)),) = await reading
@@ -133,7 +133,7 @@ async def test_follower_learns_that_the_store_was_emptied(clock: ManualClock, se
     assert [(await anext(tail)).id for _ in range(2)] == [1, 2]
     following = asyncio.ensure_future(anext(tail))
     await go_on(1)
-    await store.connection.call("DEL", store.keys(CID).meta, store.keys(CID).events)
+    await store.connection.call("DEL", store.known_keys(CID).meta, store.known_keys(CID).events)
     with pytest.raises(UnknownConversation):
         await following
     assert clock.monotonic() < 12
