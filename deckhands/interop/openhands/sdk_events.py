@@ -117,6 +117,7 @@ class SdkTranslation:
         self._has_system = False
         # The names of replies there, by our ids; the latest reply, and how many of its calls have not come yet.
         self._names: dict[int, str] = {}
+        self._taken_names: set[str] = set()
         self._condenser_name = ""
         self._reply: ModelReply | None = None
         self._missing_calls = 0
@@ -287,9 +288,10 @@ class SdkTranslation:
 
     def _add_reply(self, reply: ModelReply) -> None:
         name = reply.response_id
-        if not name or name in self._names.values():
+        if not name or name in self._taken_names:
             name = f"{name or 'reply'}-{reply.id}"
         self._names[reply.id] = name
+        self._taken_names.add(name)
         if reply.service == "condenser":
             self._condenser_name = name
         elif reply.service == "agent":

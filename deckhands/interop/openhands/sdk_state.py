@@ -30,7 +30,7 @@ from broker.contract import (
     RecallObservation,
     Skill,
 )
-from deckhands.client import MetricsFold
+from deckhands.client import Metrics, MetricsFold
 from deckhands.interop.openhands.sdk_events import NAMESPACE, SdkTranslation, to_sdk_conversation_id
 from deckhands.interop.openhands.sdk_kinds import TOOL_MODULES, Fields
 from deckhands.interop.openhands.v0_kinds import EXTENSION
@@ -52,6 +52,8 @@ STATUSES: Mapping[AgentState, str] = {
 """The SDK's `execution_status` for each state of an agent. There, a reply without a call ends a run."""
 FULL_STATE = "full_state"
 """The key of an update that holds a whole state."""
+CALL_LISTS = ("costs", "response_latencies", "token_usages")
+"""The parts of metrics that grow with each call."""
 UNKNOWN_MODEL = "default"
 MAX_TAG_CHARS = 256
 
@@ -212,12 +214,21 @@ class SdkConversation:
     def _fold(self, usage_id: str) -> MetricsFold:
         return self._metrics.setdefault(usage_id, MetricsFold())
 
+    def sum_stats(self) -> Fields:
+        """Return the state's `stats` without the lists of single calls."""
+        sums = {usage_id: self._describe(fold.sums) for usage_id, fold in self._metrics.items()}
+        return {
+            "usage_to_metrics": {
+                usage_id: {name: value for name, value in metrics.items() if name not in CALL_LISTS}
+                for usage_id, metrics in sums.items()
+            }
+        }
+
     def _list_metrics(self) -> Fields:
-        found: Fields = {}
-        for usage_id, fold in self._metrics.items():
-            metrics = fold.metrics()
-            found[usage_id] = {"model_name": metrics.model_name or self._model or UNKNOWN_MODEL, **metrics.get()}
-        return found
+        return {usage_id: self._describe(fold.metrics()) for usage_id, fold in self._metrics.items()}
+
+    def _describe(self, metrics: Metrics) -> Fields:
+        return {"model_name": metrics.model_name or self._model or UNKNOWN_MODEL, **metrics.get()}
 
     def _sum_usage(self) -> Fields:
         names = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")

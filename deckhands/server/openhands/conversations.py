@@ -403,7 +403,7 @@ async def fork(
         raise refuse("reset_metrics: the costs of a fork start at zero on a cluster.", "Leave it out.")
     at = None
     if new.from_event_id is not None:
-        log = await parts.logs.load(gateway.client, conversation_id)
+        log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)
         if new.from_event_id not in log.places:
             raise Problem(404, "unknown_event", "from_event_id: the conversation has no such event.")
         at = log.sources[log.places[new.from_event_id]]

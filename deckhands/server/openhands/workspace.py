@@ -448,12 +448,13 @@ async def download_trajectory(gateway: GatewayOf, principal: Reader, conversatio
     from deckhands.interop import to_sdk_directory_name, to_sdk_files
 
     found = await find_conversation(gateway, principal, conversation_id)
-    files, _ = to_sdk_files(found, await gateway.client.events(found, is_whole=True))
+    events = await gateway.client.events(found, is_whole=True)
     name = to_sdk_directory_name(found)
     async with _folder() as folder:
         packed = folder / "trajectory.zip"
 
         def pack() -> None:
+            files, _ = to_sdk_files(found, events)
             with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
                 for path, text in files.items():
                     archive.writestr(f"{name}/{path}", text)
