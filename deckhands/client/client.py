@@ -157,10 +157,6 @@ class Client(Steering):
             return False
         return True
 
-    async def last_id(self, conversation_id: str) -> int:
-        """Return the id of the last event; raises UnknownConversation."""
-        return await self.log.load_last_id(conversation_id)
-
     async def announce(self, conversation_id: str) -> None:
         """Register a reader of partial replies. Without one, models are not asked to stream."""
         await LiveText(self.store, conversation_id).register_watcher()
@@ -288,13 +284,14 @@ class Client(Steering):
         Raises the errors of `deleting.delete`, and `ArchiveUnavailable` if the archive cannot be used.
         """
         try:
+            tenant = (await self._conversations.load_row(conversation_id)).tenant
             await delete(self.log, conversation_id)
         except UnknownConversation:
             if self.archive is None or not await remove_files(self.archive, conversation_id):
                 raise
         else:
             if self.archive is not None:
-                await remove_files(self.archive, conversation_id)
+                await remove_files(self.archive, conversation_id, tenant=tenant)
 
     async def restore(self, conversation_id: str) -> bool:
         """Restore an archived conversation into the store; return False if it was there already. Idempotent.

@@ -415,6 +415,14 @@ async def test_deleting_reaches_the_archive(client, place, tmp_path) -> None:
         await client.delete("one-of-us")
 
 
+async def test_deleting_keeps_the_file_of_another_tenant(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us", tenancy=Tenancy(tenant="acme"))
+    await retired(client.store, place, tmp_path)
+    await begin_ended(client, "one-of-us", tenancy=Tenancy(tenant="other"))
+    await client.delete("one-of-us")
+    assert set(files(place)) == {"one-of-us"}
+
+
 async def test_the_command_line_reads_it_too(client, place, tmp_path, valkey_server) -> None:
     await begin_ended(client, "one-of-us")
     env = {"DECKHANDS_URL": valkey_server.url, "DECKHANDS_HOME": str(tmp_path), "DECKHANDS_ARCHIVE": str(place)}

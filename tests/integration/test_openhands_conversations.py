@@ -308,7 +308,7 @@ async def test_own_uuid_is_kept_and_creates_one_conversation(client: httpx2.Asyn
     assert first.json()["id"] == again.json()["id"] == chosen
     async with keyed(server, await server.token("other")) as other:
         taken = await other.post(PATH, json=start("scripted/none", conversation_id=chosen))
-        assert taken.status_code == 422
+        assert taken.status_code == 409
 
 
 @pytest.mark.parametrize(

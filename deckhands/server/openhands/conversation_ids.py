@@ -13,8 +13,9 @@ import re
 from uuid import UUID, uuid5
 
 from broker.log import ConversationQuery, Selection
-from broker.runtime import UnknownConversation, is_conversation_id
+from broker.runtime import UnknownConversation, is_conversation_id, new_conversation_id
 from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.problems import Problem
 
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 _MADE = re.compile(rf"[0-7][{_BASE32}]{{25}}")
@@ -69,6 +70,29 @@ async def find_conversation(gateway: Gateway, principal: Principal, text: str) -
         if to_uuid(row.conversation_id) == uuid:
             return await gateway.require_visible(principal, row.conversation_id)
     raise UnknownConversation(text)
+
+
+async def choose_id(gateway: Gateway, uuid: UUID | None, name: str) -> str:
+    """Return the id of a new conversation, which a client may have chosen.
+
+    Ids in the forms of Deckhands belong to its other ways in, which derive them from keys of other tenants.
+
+    Args:
+        name: the field that has the UUID, for errors.
+
+    Raises:
+        Problem: the UUID stands for an id of Deckhands' own form, or another conversation has it, here or archived.
+    """
+    if uuid is None:
+        return new_conversation_id()
+    if _unpack(uuid) is not None:
+        raise Problem(422, "bad_id", f"{name}: it has the form of an id of Deckhands.", remedy="Send a random UUID.")
+    conversation_id = from_uuid(uuid)
+    try:
+        await gateway.tenant_of(conversation_id)
+    except UnknownConversation:
+        return conversation_id
+    raise Problem(409, "conflict", f"{name}: another conversation has it.", remedy="Send another one, or none.")
 
 
 def _pack(length: int, number: int) -> UUID:

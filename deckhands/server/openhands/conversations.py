@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from broker.contract import ConversationCreated, SystemMessageAction, decode_any
 from broker.coordination import accepts_directory, list_members, serves_pool
 from broker.log import ConversationQuery, ConversationRow, Selection
-from broker.runtime import DeckhandsError, UnknownConversation, UsageError, new_conversation_id
+from broker.runtime import DeckhandsError, UnknownConversation, UsageError
 from deckhands.client import Change, IsArchived, store_secrets
 from deckhands.server.conversations import submit_task
 from deckhands.server.dependencies import OFFERS_SECONDS, GatewayOf, Operator, Reader, Writer
@@ -24,7 +24,7 @@ from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import format_cursor, parse_cursor
 from deckhands.server.openhands import running
 from deckhands.server.openhands.caller_workspaces import LABELS
-from deckhands.server.openhands.conversation_ids import find_conversation, from_uuid
+from deckhands.server.openhands.conversation_ids import choose_id, find_conversation
 from deckhands.server.openhands.parts import OperableId, Parts, ReadableId, WritableId
 from deckhands.server.openhands.requests import (
     ChangedAnalyzer,
@@ -98,16 +98,18 @@ LISTED: dict[int | str, dict[str, Any]] = {
 
 
 @routes.post("", response_class=JSONResponse, responses=CREATED, summary="Create a conversation")
-async def create(gateway: GatewayOf, principal: Writer, parts: Parts, asked: StartConversation) -> Response:
+async def create(
+    gateway: GatewayOf, principal: Writer, _reader: Reader, parts: Parts, asked: StartConversation
+) -> Response:
     """Create a conversation. With an `initial_message` the agent starts to work; otherwise it waits for `…/run`.
 
     A conversation with the id that was sent is returned as it is.
     """
-    conversation_id = new_conversation_id() if asked.conversation_id is None else from_uuid(asked.conversation_id)
     if asked.conversation_id is not None:
         with contextlib.suppress(UnknownConversation):
             known = await find_conversation(gateway, principal, str(asked.conversation_id))
             return JSONResponse((await parts.logs.load(gateway.client, known)).info())
+    conversation_id = await choose_id(gateway, asked.conversation_id, "conversation_id")
     task, has_message = asked.to_task(await _choose_directory(gateway, asked.workspace.working_dir))
     key = sha256(f"openhands\n{principal.tenant}\n{conversation_id}".encode()).hexdigest()
     await submit_task(gateway, principal, task, key, conversation_id=conversation_id, is_held=not has_message)
@@ -396,7 +398,7 @@ async def ask_agent(
     "/{conversation_id}/fork", status_code=201, response_class=JSONResponse, responses=CONFLICT, summary="Fork"
 )
 async def fork(
-    gateway: GatewayOf, principal: Writer, parts: Parts, conversation_id: WritableId, new: NewFork
+    gateway: GatewayOf, principal: Writer, _reader: Reader, parts: Parts, conversation_id: WritableId, new: NewFork
 ) -> Response:
     """Create a conversation with a copy of this one's events. It waits for `…/run`; its costs start at zero."""
     if not new.reset_metrics:
@@ -407,9 +409,7 @@ async def fork(
         if new.from_event_id not in log.places:
             raise Problem(404, "unknown_event", "from_event_id: the conversation has no such event.")
         at = log.sources[log.places[new.from_event_id]]
-    fork_id = new_conversation_id() if new.id is None else from_uuid(new.id)
-    if new.id is not None and await gateway.client.exists(fork_id):
-        raise Problem(409, "conflict", "id: another conversation has it.", remedy="Send another one, or none.")
+    fork_id = await choose_id(gateway, new.id, "id")
     await gateway.record(principal, "fork", conversation_id, "")
     await gateway.client.fork(
         conversation_id, at=at, title=new.title or "", labels=new.tags, fork_id=fork_id, is_held=True
