@@ -157,6 +157,21 @@ async def test_events_are_paged_filtered_and_counted(client: httpx2.AsyncClient,
     assert (await client.get(f"{PATH}/{name}/events/x")).status_code == 404
 
 
+async def test_unknown_page_is_refused(client: httpx2.AsyncClient) -> None:
+    name = await created(client, "scripted/none")
+    for route in (f"{name}/events/search", "search", "search?sort_order=CREATED_AT"):
+        answer = await client.get(f"{PATH}/{route}{'&' if '?' in route else '?'}page_id=x")
+        assert (answer.status_code, answer.json()["code"]) == (400, "unknown_page"), route
+
+
+async def test_agent_with_tools_of_its_program_answers_no_question(client: httpx2.AsyncClient) -> None:
+    agent = {"kind": "ACPAgent", "acp_command": ["true"]}
+    answer = await client.post(PATH, json=start("scripted/none", agent=agent))
+    assert answer.status_code == 201, answer.text
+    asked = await client.post(f"{PATH}/{answer.json()['id']}/ask_agent", json={"question": "What do you do?"})
+    assert (asked.status_code, asked.json()["code"]) == (501, "not_on_a_cluster"), asked.text
+
+
 async def test_pending_action_is_confirmed_and_rejected(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     model = script(tmp_path / "m.json", bash("echo one"), bash("echo two"), finish("Over."))
     policy = {"kind": "AlwaysConfirm"}

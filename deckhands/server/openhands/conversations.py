@@ -17,7 +17,7 @@ from broker.contract import ConversationCreated, SystemMessageAction, decode_any
 from broker.coordination import accepts_directory, list_members, serves_pool
 from broker.log import ConversationQuery, ConversationRow, Selection
 from broker.runtime import DeckhandsError, UnknownConversation, UsageError
-from deckhands.client import Change, IsArchived, store_secrets
+from deckhands.client import QUESTION_LABELS, Change, IsArchived, store_secrets
 from deckhands.server.conversations import submit_task
 from deckhands.server.dependencies import OFFERS_SECONDS, GatewayOf, Operator, Reader, Writer
 from deckhands.server.gateway import Gateway, Principal
@@ -152,7 +152,10 @@ async def search(
     query = _query(gateway, principal, status)
     found: list[dict[str, Any]] = []
     if sort_order == "CREATED_AT_DESC":
-        place = parse_cursor(page_id or "")
+        try:
+            place = parse_cursor(page_id or "")
+        except UsageError:
+            raise _make_page_problem() from None
         while len(found) < limit:
             rows, place = await query.load_page(place, limit=limit - len(found))
             found += await _describe(gateway, rows, status)
@@ -160,12 +163,24 @@ async def search(
                 break
         return _render_page(found, format_cursor(place))
     rows = await _load_sorted(query, sort_order)
-    start = int(page_id) if page_id and page_id.isascii() and page_id.isdigit() else 0
+    start = _parse_start(page_id)
     while len(found) < limit and start < len(rows):
         some = rows[start : start + limit - len(found)]
         found += await _describe(gateway, some, status)
         start += len(some)
     return _render_page(found, str(start) if start < len(rows) else None)
+
+
+def _parse_start(page_id: str | None) -> int:
+    if page_id is None:
+        return 0
+    if not (page_id.isascii() and page_id.isdigit()) or int(page_id) > MAX_SORTED:
+        raise _make_page_problem()
+    return int(page_id)
+
+
+def _make_page_problem() -> Problem:
+    return Problem(400, "unknown_page", "page_id: there is no such page.", remedy="Start without page_id.")
 
 
 async def _load_sorted(query: ConversationQuery, order: SortOrder) -> list[ConversationRow]:
@@ -195,8 +210,9 @@ def _query(gateway: Gateway, principal: Principal, status: Status | None) -> Con
 
 
 def _is_listed(row: ConversationRow) -> bool:
-    """Return whether a row is a conversation, and not the workspace of a key."""
-    return not LABELS.items() <= row.labels.items()
+    """Return whether a row is a conversation, and neither the workspace of a key nor a fork that answers a question."""
+    hidden = (LABELS, QUESTION_LABELS)
+    return not any(labels.items() <= row.labels.items() for labels in hidden)
 
 
 async def _describe(gateway: Gateway, rows: Sequence[ConversationRow], status: Status | None) -> list[dict[str, Any]]:

@@ -87,6 +87,8 @@ async def search(
     """List the events that match, in the order of the log or in the opposite one."""
     log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)
     is_reverse = sort_order == "TIMESTAMP_DESC"
+    if page_id is not None and page_id not in log.places:
+        raise Problem(400, "unknown_page", "page_id: there is no such event.", remedy="Start without page_id.")
     start = log.places.get(page_id or "", len(log.events) - 1 if is_reverse else 0)
     places = range(start, -1, -1) if is_reverse else range(start, len(log.events))
     items: list[dict[str, Any]] = []

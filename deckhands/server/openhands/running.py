@@ -9,13 +9,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from broker.contract import AgentSpec, AgentState, ConfirmationPolicy, Event, Limits, Observation
-from broker.runtime import ConversationMoved, DeckhandsError, UsageError
-from deckhands.client import Change, Client, NotSettled, derive_title
+from broker.contract import (
+    AgentSpec,
+    AgentState,
+    ConfirmationPolicy,
+    Event,
+    Limits,
+    Observation,
+    WorkspaceSpec,
+    action_kinds,
+)
+from broker.runtime import ConversationMoved, DeckhandsError, UsageError, new_conversation_id
+from deckhands.client import QUESTION_LABELS, QUESTION_PREFIX, Change, Client, NotSettled, derive_title
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.openhands.caller_workspaces import LABELS
 from deckhands.server.openhands.parts import OpenHandsParts
-from deckhands.server.openhands.requests import ConfirmationReply, SentMessage
+from deckhands.server.openhands.requests import ConfirmationReply, SentMessage, refuse
 from deckhands.server.openhands.states import ERROR, FINISHED, PAUSED, RUNNING, STUCK, WAITING, RunState
 from deckhands.server.problems import Problem
 from deckhands.server.streams import reserve_stream
@@ -23,6 +31,10 @@ from deckhands.server.streams import reserve_stream
 ANSWER_SECONDS = 300.0
 """How long the answer to a question beside the work may take."""
 STOP_SECONDS = 30.0
+SILENT_AGENTS = frozenset({"CodeActAgent"})
+"""The agents that have the tools of their specification only."""
+_FURTHER_FLAGS = frozenset({"enable_search", "enable_browsing_delegate"})
+"""The fields of an agent that offer tools which have no kind of action to themselves."""
 MAX_ATTEMPTS = 10
 """How often a message is written again because the log has grown meanwhile."""
 
@@ -127,7 +139,7 @@ async def ask(gateway: Gateway, principal: Principal, conversation_id: str, ques
     twice, and it is deleted with the answer.
 
     Raises:
-        Problem: there is no answer in time, or too many streams are open.
+        Problem: there is no answer in time, too many streams are open, or the agent brings tools of its own.
     """
     reserve_stream(gateway, principal)
     client = gateway.client
@@ -135,14 +147,20 @@ async def ask(gateway: Gateway, principal: Principal, conversation_id: str, ques
     run = RunState()
     for event in events:
         run.add(event)
+    if run.agent.name not in SILENT_AGENTS:
+        raise refuse("The agent has tools that cannot be taken from it, so it answers no questions.", "Send a message.")
     await gateway.record(principal, "ask", conversation_id, "")
     fork_id = await client.fork(
-        conversation_id, at=find_quiet_event(events), title="A question", labels=LABELS, is_held=True
+        conversation_id,
+        at=find_quiet_event(events),
+        workspace=WorkspaceSpec(),
+        title="A question",
+        labels=QUESTION_LABELS,
+        fork_id=f"{QUESTION_PREFIX}{new_conversation_id()}",
+        is_held=True,
     )
     try:
-        silent = dict.fromkeys((name for name in AgentSpec.model_fields if name in _OFFERS), False)
-        agent = run.agent.model_copy(update={**silent, "tools": (), "confirmation": ConfirmationPolicy()})
-        await client.change(fork_id, Change(agent=agent, limits=Limits()))
+        await client.change(fork_id, Change(agent=make_silent(run.agent), limits=Limits()))
         await client.send_message(fork_id, question)
         found = await gateway.follower.wait_until_settled(fork_id, timeout_seconds=ANSWER_SECONDS)
     except NotSettled:
@@ -154,14 +172,11 @@ async def ask(gateway: Gateway, principal: Principal, conversation_id: str, ques
     return found.message
 
 
-_OFFERS = frozenset(
-    {
-        *("enable_cmd", "enable_editor", "enable_search", "enable_patch", "enable_think", "enable_finish"),
-        *("enable_plan_mode", "enable_jupyter", "enable_browsing", "enable_browsing_delegate", "enable_delegation"),
-        *("enable_condensation_request",),
-    }
-)
-"""The fields of an agent that offer tools to its model."""
+def make_silent(agent: AgentSpec) -> AgentSpec:
+    """Return an agent that can only answer: it has no tools, and nothing runs when it has answered."""
+    flags = {kind.enabled_by for kind in action_kinds() if kind.enabled_by.startswith("enable_")} | _FURTHER_FLAGS
+    own = {"tools": (), "memory": None, "goal": None, "output": None, "confirmation": ConfirmationPolicy()}
+    return agent.model_copy(update={**dict.fromkeys(flags, False), **own})
 
 
 def find_quiet_event(events: Sequence[Event]) -> int:
@@ -178,7 +193,7 @@ def find_quiet_event(events: Sequence[Event]) -> int:
 
 
 async def _delete_fork(client: Client, fork_id: str) -> None:
-    """Stop and delete the fork that answers; one that does not stop in time stays, and is listed nowhere here."""
+    """Stop and delete the fork that answers; one that does not stop in time stays for the job `orphans`."""
     with contextlib.suppress(DeckhandsError):
         await client.cancel(fork_id, wait_seconds=STOP_SECONDS)
         await client.delete(fork_id)
