@@ -23,10 +23,17 @@ from broker.contract import (
     Tenancy,
     find_model_names,
 )
-from broker.log import LivePiece, LiveText, check_admission, find_creation, make_message_condition
+from broker.log import (
+    LivePiece,
+    LiveText,
+    check_admission,
+    find_creation,
+    make_changed_fields,
+    make_message_condition,
+)
 from broker.runtime import AdmissionRefused, UnknownConversation, UsageError
 from deckhands.client.archive_operations import lend_upload, remove_files, restore
-from deckhands.client.changing import check_note
+from deckhands.client.changing import Change, check_note
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.deleting import delete
 from deckhands.client.forking import ForkPoint, build_fork, copy_events
@@ -231,6 +238,7 @@ class Client(Steering):
         idempotency_key: str | None = None,
         is_held: bool = False,
         seen_id: int | None = None,
+        title: str | None = None,
     ) -> None:
         """Send a message to the agent, which continues from any state. Secrets are masked in the text.
 
@@ -241,6 +249,7 @@ class Client(Steering):
                 with.
             is_held: the agent reads the message, and takes no step until `resume`.
             seen_id: the last event that the caller knows of; None: send it anyway.
+            title: another name of the conversation for listings; None keeps it.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
@@ -255,8 +264,18 @@ class Client(Steering):
         await self._require_model(conversation_id, model)
         events, condition = [*to_model_switch(model), message], make_message_condition(policy)
         events += [make_hold()] if is_held else []
+        fields: list[tuple[str, str]] = []
+        if title is not None:
+            renamed = await Change(title=title).event(self.store, offers_limit_seconds=0.0)
+            events, fields = [renamed, *events], make_changed_fields(renamed)
         await self._append(
-            conversation_id, events, idempotency_key, log=self._masked, condition=condition, seen_id=seen_id
+            conversation_id,
+            events,
+            idempotency_key,
+            log=self._masked,
+            condition=condition,
+            seen_id=seen_id,
+            fields=dict(fields),
         )
 
     async def close(self, conversation_id: str) -> None:

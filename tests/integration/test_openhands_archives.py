@@ -16,14 +16,21 @@ import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from broker.contract.events import ConversationCreated
 from broker.contract.specs import Tenancy
 from deckhands.client.client import Client
+from deckhands.client.holding import is_hold
 from deckhands.server.auth.api_keys import ApiKeys
+from deckhands.server.openhands import running
 from deckhands.server.openhands.conversation_ids import from_uuid, to_uuid
+from deckhands.server.openhands.parts import OpenHandsParts
+from deckhands.server.openhands.requests import Part, SentMessage
+from deckhands.server.openhands.translated_logs import TranslatedLog, TranslatedLogs
 from tests.archive_parts import begin_ended, retired
 from tests.polling import unhurried
 from tests.served_stores import environment_with
-from tests.server_parts import Served, served
+from tests.server_parts import Served, add_principal, served
+from tests.unit.deckhands.sample_log import state, user
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/api/conversations"
@@ -121,6 +128,46 @@ async def test_key_of_one_stream_has_one_socket(server: Served) -> None:
                 await received(second)
     assert closed.value.rcvd is not None
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "too_many_streams_of_key")
+
+
+class OvertakenLogs(TranslatedLogs):
+    """Logs that grow once, after a request has read one and before it writes."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+        self._loads = 0
+
+    async def load(self, client: Client, conversation_id: str, *, needs_events: bool = False) -> TranslatedLog:
+        found = await super().load(client, conversation_id, needs_events=needs_events)
+        self._loads += 1
+        if self._loads == 1:
+            await self._client.log.append(conversation_id, [state("finished")])
+        return found
+
+
+async def test_message_waits_if_the_run_ends_while_it_is_sent(server: Served) -> None:
+    name, parts = from_uuid(uuid4()), OpenHandsParts()
+    parts.logs = OvertakenLogs(server.client)
+    first = ConversationCreated(conversation_id=name, tenancy=Tenancy(tenant="acme"))
+    await server.client.log.create_from(first, [user("Do it."), state("running")], key=f"begin:{name}")
+    message = SentMessage(content=[Part(text="Wait for me.")])
+    await running.send_message(server.gateway, parts, await add_principal(server.client.store), name, message)
+    events = await server.client.events(name)
+    assert is_hold(events[-1])
+    log = await parts.logs.load(server.gateway.client, name)
+    assert log.run.execution_status == "idle"
+
+
+async def test_first_message_names_the_conversation_in_its_own_append(server: Served) -> None:
+    name, parts = from_uuid(uuid4()), OpenHandsParts()
+    await server.client.log.create_from(ConversationCreated(conversation_id=name), [], key=f"begin:{name}")
+    message = SentMessage(content=[Part(text="Count the files.")], run=True)
+    principal = await add_principal(server.client.store)
+    await running.send_message(server.gateway, parts, principal, name, message)
+    kinds = [event.kind for event in await server.client.events(name)]
+    assert kinds[-2:] == ["conversation.changed", "action.message"]
+    assert (await server.client.row(name)).title == "Count the files."
 
 
 async def test_log_of_the_server_has_no_key_of_a_query(server: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,16 +52,14 @@ async def send_message(
     for _ in range(MAX_ATTEMPTS):
         log = await parts.logs.load(gateway.client, conversation_id)
         is_held = not message.run and log.run.execution_status != RUNNING
-        seen_id = log.last_id
+        seen_id = None if message.run else log.last_id  # whether it is held depends on all events before it
+        title = None if log.run.has_message or log.run.title else derive_title(text)
         try:
             await gateway.client_for(principal, "message", "").send_message(
-                conversation_id, text, images=images, is_held=is_held, seen_id=seen_id if is_held else None
+                conversation_id, text, images=images, is_held=is_held, seen_id=seen_id, title=title
             )
         except ConversationMoved:
             continue
-        if not (log.run.has_message or log.run.title):
-            title = Change(title=derive_title(text))
-            await gateway.client_for(principal, "title", "").change(conversation_id, title)
         return
     raise Problem(503, "conversation_busy", "The conversation changes too fast for the message.", remedy="Try again.")
 
