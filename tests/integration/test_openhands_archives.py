@@ -20,9 +20,9 @@ from broker.contract.events import ConversationCreated
 from broker.contract.specs import Tenancy
 from deckhands.client.client import Client
 from deckhands.client.holding import is_hold
+from deckhands.interop import from_uuid, to_uuid
 from deckhands.server.auth.api_keys import ApiKeys
 from deckhands.server.openhands import running
-from deckhands.server.openhands.conversation_ids import from_uuid, to_uuid
 from deckhands.server.openhands.parts import OpenHandsParts
 from deckhands.server.openhands.requests import Part, SentMessage
 from deckhands.server.openhands.translated_logs import TranslatedLog, TranslatedLogs
@@ -59,7 +59,7 @@ async def archived(server: Served, folder: Path, tenant: str) -> str:
     uuid = uuid4()
     client = Client(server.client.store, server.gateway.archive)
     await begin_ended(client, from_uuid(uuid), tenancy=Tenancy(tenant=tenant))
-    assert (await retired(server.client.store, server.gateway.archive, folder))["archived"] == 1
+    assert (await retired(server.client.store, server.gateway.archive, folder))["archived"]
     return str(uuid)
 
 

@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
-from uuid import NAMESPACE_URL, UUID, uuid5
+from uuid import NAMESPACE_URL, uuid5
 
 from broker.contract import (
     Action,
@@ -44,6 +44,7 @@ from broker.contract import (
     is_settled,
 )
 from deckhands.interop.openhands.renumbering import is_shown_here
+from deckhands.interop.openhands.sdk_ids import to_uuid
 from deckhands.interop.openhands.sdk_kinds import (
     Fields,
     read_arguments,
@@ -81,11 +82,8 @@ _CARRIED = frozenset(
 
 
 def to_sdk_conversation_id(conversation_id: str) -> str:
-    """Return the id of a conversation in the SDK: its own if it is a UUID, otherwise one made from it."""
-    try:
-        return str(UUID(conversation_id))
-    except ValueError:
-        return str(uuid5(NAMESPACE, conversation_id))
+    """Return the id of a conversation in the SDK, which is that of its routes here; see `sdk_ids`."""
+    return str(to_uuid(conversation_id))
 
 
 def to_sdk_events(conversation_id: str, events: Iterable[Event]) -> tuple[list[Fields], Counter[str]]:

@@ -64,8 +64,8 @@ async def send_message(
     raise Problem(503, "conversation_busy", "The conversation changes too fast for the message.", remedy="Try again.")
 
 
-async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str) -> None:
-    """Let the agent work. A conversation that has finished stays as it is, and its state is sent again.
+async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str) -> bool:
+    """Let the agent work, and return whether anything changes. A conversation that has finished stays as it is.
 
     Raises:
         Problem: it works already, or there is nothing to do.
@@ -76,14 +76,14 @@ async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, con
     if status == RUNNING:
         raise Problem(409, "already_running", "The conversation is running already.", remedy="Wait, or pause it first.")
     if status == FINISHED:
-        parts.nudge(conversation_id)
-        return
+        return False
     if status == WAITING:
         await confirm(client, conversation_id)
-        return
+        return True
     if not log.run.has_message:
         raise Problem(400, "no_message", "The conversation has no message yet.", remedy="Send one first.")
     await client.resume(conversation_id)
+    return True
 
 
 async def confirm(client: Client, conversation_id: str) -> None:
@@ -96,22 +96,22 @@ async def confirm(client: Client, conversation_id: str) -> None:
 
 async def pause(
     gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str, *, is_interrupt: bool = False
-) -> None:
-    """Pause a conversation; one that rests stays as it is.
+) -> bool:
+    """Pause a conversation, and return whether anything changes; one that rests stays as it is.
 
     Args:
         is_interrupt: also stop the action and the model call in flight.
     """
     log = await parts.logs.load(gateway.client, conversation_id)
     if log.run.execution_status in (FINISHED, ERROR, STUCK, PAUSED, WAITING):
-        parts.nudge(conversation_id)
-        return
+        return False
     client = gateway.client_for(principal, "interrupt" if is_interrupt else "pause", "")
     try:
         await (client.interrupt if is_interrupt else client.pause)(conversation_id)
     except UsageError:
         if await client.find_end_state(conversation_id) is None:
             raise
+    return True
 
 
 async def respond(

@@ -21,8 +21,7 @@ from broker.contract import AgentState, AgentStateChangedObservation, Conversati
 from broker.log import ConversationRow
 from broker.runtime import UnknownConversation
 from deckhands.client import Client
-from deckhands.interop import SdkConversation, SdkPlace
-from deckhands.server.openhands.conversation_ids import to_uuid
+from deckhands.interop import SdkConversation, SdkPlace, to_uuid
 from deckhands.server.openhands.states import IDLE, RunState
 
 MAX_BYTES = 128 * 1024 * 1024
@@ -130,7 +129,7 @@ class TranslatedLog:
         return SdkPlace(path or DEFAULT_DIRECTORY, place)
 
     def _own_fields(self) -> Fields:
-        return {"id": str(to_uuid(self.conversation_id)), "execution_status": self.run.execution_status}
+        return {"execution_status": self.run.execution_status}
 
     def _relatives(self) -> Fields:
         created = self._sdk.created
