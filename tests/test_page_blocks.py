@@ -22,6 +22,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from broker.contract.agent_files import parse_agent_file
 from broker.contract.skills import parse_skills
 from broker.contract.specs import AgentSpec
 from broker.limits.quotas import QuotaTable
@@ -46,7 +47,7 @@ RUN = {"bash", "console", "python"}
 DATA = {"csv", "json", "jsonl", "markdown", "toml", "yaml"}
 PROSE = {"text"}
 """What a program prints, or a model writes."""
-MAX_NOT_RUN = 38
+MAX_NOT_RUN = 39
 BLOCKS = [block for page in pages() if page not in RUN_ELSEWHERE for block in blocks_of(page)]
 NOT_RUN = [block for block in BLOCKS if block.not_run]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -148,7 +149,10 @@ def test_yaml_is_what_its_reader_takes(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", of("markdown"))
-def test_markdown_is_a_skill(block: Block) -> None:
+def test_markdown_is_a_skill_or_an_agent(block: Block) -> None:
+    if block.file.startswith(".agents/agents/"):
+        assert parse_agent_file(block.file, block.text).name == Path(block.file).stem
+        return
     found = parse_skills([(".openhands/skills/a.md", block.text)])
     assert [skill.name for skill in found.skills] == ["release"]
 

@@ -454,7 +454,7 @@ async def ask_agent(
     "/{conversation_id}/fork", status_code=201, response_class=JSONResponse, responses=CONFLICT, summary="Fork"
 )
 async def fork(
-    gateway: GatewayOf, principal: Writer, _reader: Reader, parts: Parts, conversation_id: WritableId, new: NewFork
+    gateway: GatewayOf, principal: Writer, _reader: Reader, parts: Parts, conversation_id: WritableId, *, new: NewFork
 ) -> Response:
     """Create a conversation with a copy of this one's events. It waits for `…/run`; its costs start at zero."""
     if not new.reset_metrics:

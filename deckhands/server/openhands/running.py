@@ -137,7 +137,7 @@ async def ask(gateway: Gateway, principal: Principal, conversation_id: str, ques
     twice, and it is deleted with the answer.
 
     Raises:
-        Problem: there is no answer in time, too many streams are open, or the agent brings tools of its own.
+        Problem: there is no answer in time, too many streams are open, or the agent brings its own tools.
     """
     reserve_stream(gateway, principal)
     client = gateway.client
