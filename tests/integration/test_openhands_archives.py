@@ -16,7 +16,7 @@ import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from broker.contract.events import ConversationCreated
+from broker.contract.events import ConversationCreated, Event
 from broker.contract.specs import Tenancy
 from deckhands.client.client import Client
 from deckhands.client.holding import is_hold
@@ -168,6 +168,31 @@ async def test_first_message_names_the_conversation_in_its_own_append(server: Se
     kinds = [event.kind for event in await server.client.events(name)]
     assert kinds[-2:] == ["conversation.changed", "action.message"]
     assert (await server.client.row(name)).title == "Count the files."
+
+
+class CountingClient(Client):
+    """A client that counts the events that it has read."""
+
+    read = 0
+
+    async def events(self, conversation_id: str, **options: Any) -> list[Event]:
+        found = await super().events(conversation_id, **options)
+        self.read += len(found)
+        return found
+
+
+async def test_state_of_many_conversations_is_read_once(server: Served) -> None:
+    client, logs = CountingClient(server.client.store), TranslatedLogs()
+    names = [from_uuid(uuid4()) for _ in range(40)]
+    for name in names:
+        await begin_ended(client, name)
+        await logs.load(client, name)
+    client.read = 0
+    for name in names:
+        assert (await logs.load(client, name)).info()["execution_status"] == "finished"
+    assert client.read == len(names), "one event each, which shows that the log has no further ones"
+    assert (await logs.load(client, names[0], needs_events=True)).events
+    assert client.read > len(names) + 1
 
 
 async def test_log_of_the_server_has_no_key_of_a_query(server: Served, caplog: pytest.LogCaptureFixture) -> None:
