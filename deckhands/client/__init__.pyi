@@ -14,7 +14,8 @@ from .connecting import conversation_client as conversation_client, on_cluster a
 from .connecting import on_conversation as on_conversation, read_events as read_events, read_pages as read_pages
 from .connecting import read_summary as read_summary, read_wait_reason as read_wait_reason, store_url as store_url
 from .conversation.async_conversation import AsyncConversation as AsyncConversation
-from .deleting import delete as delete, is_delegate_of as is_delegate_of
+from .deleting import QUESTION_LABELS as QUESTION_LABELS, QUESTION_PREFIX as QUESTION_PREFIX, delete as delete
+from .deleting import delete_left_questions as delete_left_questions, is_delegate_of as is_delegate_of
 from .errors import IsArchived as IsArchived, IsBeingDeleted as IsBeingDeleted, NoCluster as NoCluster
 from .errors import NotSettled as NotSettled, NotStopped as NotStopped
 from .forking import ForkPoint as ForkPoint, build_fork as build_fork, copy_events as copy_events

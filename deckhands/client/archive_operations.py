@@ -85,20 +85,24 @@ async def lend_upload(
         await files.keep(target_id, content)
 
 
-async def remove_files(archive: Archive, conversation_id: str) -> bool:
+async def remove_files(archive: Archive, conversation_id: str, *, tenant: str | None = None) -> bool:
     """Delete the archived files of a conversation and its delegates; return whether it had one. Idempotent.
 
     A file that belongs to another conversation is kept, even if this conversation's file names it.
+
+    Args:
+        tenant: of the conversation; the file of another tenant's conversation with the same id is kept. None: any.
     """
     manifest = await archive.manifest(conversation_id)
-    if manifest is None:
+    if manifest is None or tenant not in (None, manifest.tenant):
         return False
     found = {conversation_id}
     wanted = [(conversation_id, name) for name in manifest.delegates]
     while wanted and len(found) < MAX_FORGOTTEN:
         parent_id, delegate_id = wanted.pop()
         delegate = await archive.manifest(delegate_id) if is_conversation_id(delegate_id) else None
-        if delegate is not None and delegate_id not in found and delegate.parent == parent_id:
+        is_own = delegate is not None and (delegate.parent, delegate.tenant) == (parent_id, manifest.tenant)
+        if delegate is not None and is_own and delegate_id not in found:
             found.add(delegate_id)
             wanted += [(delegate_id, name) for name in delegate.delegates]
     # its own file last, because it names the others

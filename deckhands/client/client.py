@@ -23,10 +23,17 @@ from broker.contract import (
     Tenancy,
     find_model_names,
 )
-from broker.log import LivePiece, LiveText, check_admission, find_creation, make_message_condition
+from broker.log import (
+    LivePiece,
+    LiveText,
+    check_admission,
+    find_creation,
+    make_changed_fields,
+    make_message_condition,
+)
 from broker.runtime import AdmissionRefused, UnknownConversation, UsageError
 from deckhands.client.archive_operations import lend_upload, remove_files, restore
-from deckhands.client.changing import check_note
+from deckhands.client.changing import Change, check_note
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.deleting import delete
 from deckhands.client.forking import ForkPoint, build_fork, copy_events
@@ -157,10 +164,6 @@ class Client(Steering):
             return False
         return True
 
-    async def last_id(self, conversation_id: str) -> int:
-        """Return the id of the last event; raises UnknownConversation."""
-        return await self.log.load_last_id(conversation_id)
-
     async def announce(self, conversation_id: str) -> None:
         """Register a reader of partial replies. Without one, models are not asked to stream."""
         await LiveText(self.store, conversation_id).register_watcher()
@@ -239,6 +242,7 @@ class Client(Steering):
         idempotency_key: str | None = None,
         is_held: bool = False,
         seen_id: int | None = None,
+        title: str | None = None,
     ) -> None:
         """Send a message to the agent, which continues from any state. Secrets are masked in the text.
 
@@ -249,6 +253,7 @@ class Client(Steering):
                 with.
             is_held: the agent reads the message, and takes no step until `resume`.
             seen_id: the last event that the caller knows of; None: send it anyway.
+            title: another name of the conversation for listings; None keeps it.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
@@ -263,8 +268,18 @@ class Client(Steering):
         await self._require_model(conversation_id, model)
         events, condition = [*to_model_switch(model), message], make_message_condition(policy)
         events += [make_hold()] if is_held else []
+        fields: list[tuple[str, str]] = []
+        if title is not None:
+            renamed = await Change(title=title).event(self.store, offers_limit_seconds=0.0)
+            events, fields = [renamed, *events], make_changed_fields(renamed)
         await self._append(
-            conversation_id, events, idempotency_key, log=self._masked, condition=condition, seen_id=seen_id
+            conversation_id,
+            events,
+            idempotency_key,
+            log=self._masked,
+            condition=condition,
+            seen_id=seen_id,
+            fields=dict(fields),
         )
 
     async def close(self, conversation_id: str) -> None:
@@ -292,13 +307,14 @@ class Client(Steering):
         Raises the errors of `deleting.delete`, and `ArchiveUnavailable` if the archive cannot be used.
         """
         try:
+            tenant = (await self._conversations.load_row(conversation_id)).tenant
             await delete(self.log, conversation_id)
         except UnknownConversation:
             if self.archive is None or not await remove_files(self.archive, conversation_id):
                 raise
         else:
             if self.archive is not None:
-                await remove_files(self.archive, conversation_id)
+                await remove_files(self.archive, conversation_id, tenant=tenant)
 
     async def restore(self, conversation_id: str) -> bool:
         """Restore an archived conversation into the store; return False if it was there already. Idempotent.

@@ -10,10 +10,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from datetime import datetime
 
 from broker.contract import AgentState, ConversationCreated, DelegateEnded, Event, decode_any, is_settled
-from broker.log import RELEASE_LIMIT_SECONDS, ConversationRow, Conversations, Deletion, EventLog, fold_status
+from broker.log import (
+    RELEASE_LIMIT_SECONDS,
+    ConversationQuery,
+    ConversationRow,
+    Conversations,
+    Deletion,
+    EventLog,
+    NotDeleted,
+    Selection,
+    fold_status,
+)
 from broker.runtime import CorruptEntry, UnknownConversation, UsageError
+
+QUESTION_PREFIX, QUESTION_LABELS = "question-", {"openhands": "question"}
+"""The start of the ids of forks that answer questions, and their labels."""
 
 
 async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
@@ -23,6 +37,22 @@ async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = 
         UsageError: the conversation is unknown or not settled, or it is a delegate that its parent waits for.
     """
     await _delete(log, conversation_id, limit_seconds, set())
+
+
+async def delete_left_questions(log: EventLog, *, before: datetime) -> int:
+    """Delete the forks that answered questions and that a killed server has left behind; return how many there were.
+
+    A conversation whose producer only uses the same label is kept.
+    """
+    deleted, index = 0, Conversations(log.store)
+    async for rows in ConversationQuery(log.store, Selection(labels=QUESTION_LABELS)).iterate_pages():
+        for row in rows:
+            if row.conversation_id.startswith(QUESTION_PREFIX) and row.updated < before:
+                with contextlib.suppress(UnknownConversation, NotDeleted):  # gone, or deleted next time
+                    await index.close(row.conversation_id)
+                    await delete(log, row.conversation_id)
+                    deleted += 1
+    return deleted
 
 
 def is_delegate_of(events: Sequence[Event], parent_id: str) -> bool:

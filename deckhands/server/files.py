@@ -65,7 +65,7 @@ FilePath = Annotated[str, Depends(parse_path)]
 
 
 @asynccontextmanager
-async def _folder(gateway: Gateway, principal: Principal) -> AsyncGenerator[Path]:
+async def hold_folder(gateway: Gateway, principal: Principal) -> AsyncGenerator[Path]:
     """Make a directory for a file in transfer; it is removed if the block fails.
 
     Raises:
@@ -109,7 +109,7 @@ async def upload(
     """Write a file into the workspace, completely or not at all. The request body is its content."""
     if path == ".":
         raise Problem(400, "bad_path", "The workspace itself is not a file.", remedy="Name a file in it.")
-    async with _folder(gateway, principal) as folder:
+    async with hold_folder(gateway, principal) as folder:
         source = folder / path.rstrip("/").rpartition("/")[2]
         await _receive_body(request, source)
         await gateway.record(principal, "upload", f"{conversation_id}/{path}", "")
@@ -121,7 +121,7 @@ async def upload(
 @routes.get("/files/{path:path}", response_class=Response, responses=FOUND)
 async def download(gateway: GatewayOf, principal: Reader, conversation_id: ReadableId, path: FilePath) -> Response:
     """Download a file from the workspace; a directory is sent as a tar file."""
-    async with _folder(gateway, principal) as folder:
+    async with hold_folder(gateway, principal) as folder:
         target = folder / "out"
         target.mkdir()
         await gateway.client.files.download(conversation_id, path, target)
@@ -174,7 +174,7 @@ async def lay_by(
     conversation_id = to_conversation_id(None, own)
     tenant = "" if principal.is_for_all_tenants else principal.tenant
     await check_admission(gateway.store, conversation_id, tenant)
-    async with _folder(gateway, principal) as folder:
+    async with hold_folder(gateway, principal) as folder:
         source = folder / "upload"
         size, digest = await _receive_body(request, source)
         if digest != sha256:

@@ -35,6 +35,8 @@ FORM = re.compile(r"/api/(conversations/[^/]+/)?file/upload")
 """The route of OpenHands that takes a file as a part of a form."""
 SHORT = re.compile(r"/conversations(/[^/]+(/(messages|events|events/\d+))?)?")
 """Requests that wait for nothing but the store. Those of one tenant take turns, however many it sends at a time."""
+SHORT_READ = re.compile(r"/api/conversations(/[^/]+(/events(/[^/]+)?)?)?")
+"""Those of OpenHands' API: its reading ones, because others wait for agents."""
 UPLOAD = re.compile(r"/uploads/[^/]+")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 """The bodies of all other requests are ignored."""
@@ -92,7 +94,7 @@ class Guard:
         except DeckhandsError as error:
             await _refuse(error, scope, receive, send)
             return
-        if scope["type"] == "http" and SHORT.fullmatch(scope["path"]) and "principal" in scope.get("state", {}):
+        if scope["type"] == "http" and _is_short(scope) and "principal" in scope.get("state", {}):
             await self._take_turn(scope["state"]["principal"].tenant, scope, receive, send)
             return
         await self._app(scope, receive, _with_headers(send))
@@ -182,6 +184,12 @@ class Guard:
                 raise Problem(415, "unsupported_media_type", "The body is not application/json.")
             check_json(body)
         return replay_body(body, receive)
+
+
+def _is_short(scope: Scope) -> bool:
+    """Return whether a request waits for nothing but the store."""
+    is_read = scope["method"] == "GET" and SHORT_READ.fullmatch(scope["path"]) is not None
+    return is_read or SHORT.fullmatch(scope["path"]) is not None
 
 
 class _LimitedBody:

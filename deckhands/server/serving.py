@@ -221,6 +221,7 @@ def make_server(gateway: Gateway) -> GatewayServer:
         loop="asyncio",
         lifespan="on",
         log_config=None,
+        log_level="warning",  # the lines about WebSockets have the query, which may have a key
         access_log=False,
         server_header=False,
         proxy_headers=bool(options.proxies),

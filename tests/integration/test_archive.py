@@ -30,6 +30,7 @@ from deckhands.client.archive.archived_file import Manifest
 from deckhands.client.archive.errors import ArchiveUnavailable
 from deckhands.client.archive.retention import Retention
 from deckhands.client.client import Client
+from deckhands.client.deleting import QUESTION_LABELS, delete_left_questions
 from deckhands.client.errors import IsArchived, IsBeingDeleted
 from deckhands.client.reading.spending import compute_spending
 from deckhands.operations.jobs.orphans import remove_orphans, sweep_store
@@ -413,6 +414,23 @@ async def test_deleting_reaches_the_archive(client, place, tmp_path) -> None:
     assert not [*place.rglob("*.zip")]
     with pytest.raises(UnknownConversation):
         await client.delete("one-of-us")
+
+
+async def test_deleting_keeps_the_file_of_another_tenant(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us", tenancy=Tenancy(tenant="acme"))
+    await retired(client.store, place, tmp_path)
+    await begin_ended(client, "one-of-us", tenancy=Tenancy(tenant="other"))
+    await client.delete("one-of-us")
+    assert set(files(place)) == {"one-of-us"}
+
+
+async def test_fork_of_a_question_is_deleted_if_its_server_has_not(client, place, tmp_path) -> None:
+    await begin_ended(client, "question-old", labels=QUESTION_LABELS)
+    await begin_ended(client, "a-label-only", labels=QUESTION_LABELS)
+    log, now = client.log, client.store.clock.now()
+    assert await delete_left_questions(log, before=now - timedelta(hours=1)) == 0
+    assert await delete_left_questions(log, before=now + timedelta(hours=1)) == 1
+    assert [row.conversation_id for row in await client.recent()] == ["a-label-only"]
 
 
 async def test_the_command_line_reads_it_too(client, place, tmp_path, valkey_server) -> None:

@@ -16,8 +16,8 @@ import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from deckhands.interop import from_uuid
 from deckhands.server.auth.api_keys import ApiKeys, Scope
-from deckhands.server.openhands.conversation_ids import from_uuid
 from deckhands.server.openhands.routers import ROUTERS as OPENHANDS_ROUTERS
 from tests.integration.command_line import script
 from tests.polling import unhurried, until
@@ -155,6 +155,21 @@ async def test_events_are_paged_filtered_and_counted(client: httpx2.AsyncClient,
     both = await client.get(f"{PATH}/{name}/events", params={"event_ids": [whole[1]["id"], "x"]})
     assert both.json() == [whole[1], None]
     assert (await client.get(f"{PATH}/{name}/events/x")).status_code == 404
+
+
+async def test_unknown_page_is_refused(client: httpx2.AsyncClient) -> None:
+    name = await created(client, "scripted/none")
+    for route in (f"{name}/events/search", "search", "search?sort_order=CREATED_AT"):
+        answer = await client.get(f"{PATH}/{route}{'&' if '?' in route else '?'}page_id=x")
+        assert (answer.status_code, answer.json()["code"]) == (400, "unknown_page"), route
+
+
+async def test_agent_with_tools_of_its_program_answers_no_question(client: httpx2.AsyncClient) -> None:
+    agent = {"kind": "ACPAgent", "acp_command": ["true"]}
+    answer = await client.post(PATH, json=start("scripted/none", agent=agent))
+    assert answer.status_code == 201, answer.text
+    asked = await client.post(f"{PATH}/{answer.json()['id']}/ask_agent", json={"question": "What do you do?"})
+    assert (asked.status_code, asked.json()["code"]) == (501, "not_on_a_cluster"), asked.text
 
 
 async def test_pending_action_is_confirmed_and_rejected(client: httpx2.AsyncClient, tmp_path: Path) -> None:
@@ -308,7 +323,7 @@ async def test_own_uuid_is_kept_and_creates_one_conversation(client: httpx2.Asyn
     assert first.json()["id"] == again.json()["id"] == chosen
     async with keyed(server, await server.token("other")) as other:
         taken = await other.post(PATH, json=start("scripted/none", conversation_id=chosen))
-        assert taken.status_code == 422
+        assert taken.status_code == 409
 
 
 @pytest.mark.parametrize(
@@ -326,6 +341,8 @@ async def test_own_uuid_is_kept_and_creates_one_conversation(client: httpx2.Asyn
         ({"agent": {"llm": {"model": "scripted/none"}, "mcp_config": {"a": {"url": "http://x"}}}}, 501, "mcp_config"),
         ({"agent": {"kind": "Other", "llm": {"model": "scripted/none"}}}, 501, "kind"),
         ({"agent": {"llm": {"model": "unknown/model"}}}, 422, "not offered"),
+        ({"agent": {"agent_context": {"skills": [{"name": "a", "trigger": {"keywords": 5}}]}}}, 422, "keywords"),
+        ({"agent": {"kind": "ACPAgent", "acp_command": ["a\nb"]}}, 422, "command"),
     ],
 )
 async def test_impossible_request_is_refused_by_its_field(
@@ -376,6 +393,30 @@ async def test_every_route_hides_conversations_of_other_tenants(client: httpx2.A
         assert name not in (await spy.get(f"{PATH}/search")).text
     assert tried > 15
     assert await status_of(client, name) == "idle"
+
+
+async def test_run_needs_the_scope_to_operate_and_info_that_to_read(client: httpx2.AsyncClient, server: Served) -> None:
+    chosen = str(uuid4())
+    assert (await client.post(PATH, json=start("scripted/none", conversation_id=chosen))).status_code == 201
+    async with keyed(server, await server.token(scopes=[Scope.READ, Scope.WRITE])) as writer:
+        assert (await writer.post(f"{PATH}/{chosen}/run")).status_code == 403
+    async with keyed(server, await server.token(scopes=[Scope.WRITE])) as blind:
+        for path, body in ((PATH, start("scripted/none", conversation_id=chosen)), (f"{PATH}/{chosen}/fork", {})):
+            answer = await blind.post(path, json=body)
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+async def test_pages_of_a_status_leave_none_out(server: Served) -> None:
+    async with keyed(server, await server.token("pages")) as client:
+        names = [await created(client, "scripted/none") for _ in range(5)]
+        for order in ("CREATED_AT_DESC", "CREATED_AT"):
+            found: list[str] = []
+            query: dict[str, Any] = {"limit": 2, "status": "idle", "sort_order": order}
+            while "page_id" not in query or query["page_id"] is not None:
+                page = (await client.get(f"{PATH}/search", params=query)).json()
+                found += [item["id"] for item in page["items"]]
+                query["page_id"] = page["next_page_id"]
+            assert found == (names[::-1] if order == "CREATED_AT_DESC" else names)
 
 
 async def test_key_without_scope_changes_nothing(client: httpx2.AsyncClient, server: Served) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -93,6 +93,75 @@ async def test_a_command_runs_and_is_found_again(client: httpx2.AsyncClient) -> 
     assert page["items"] == [waited.json()]
     assert page["next_page_id"]
     assert (await client.delete("/api/bash/bash_events")).status_code == 501
+
+
+async def test_long_command_and_its_output_are_whole(client: httpx2.AsyncClient) -> None:
+    command = f"printf 'é%.0s' {{1..25000}} # {'x' * 50_000}"
+    output = await run(client, command)
+    assert output["stdout"].strip() == "é" * 25_000
+    shown = (await client.get(f"/api/bash/bash_events/{output['command_id']}")).json()
+    assert shown["command"] == command
+    waited = await client.post("/api/bash/execute_bash_command", json={"command": command})
+    assert waited.json()["stdout"] == output["stdout"]
+
+
+async def test_long_command_is_stopped(client: httpx2.AsyncClient) -> None:
+    command = f"sleep 600 # {'x' * 50_000}"
+    started = (await client.post("/api/bash/start_bash_command", json={"command": command})).json()
+    stopped = await client.post(f"/api/bash/bash_commands/{started['id']}/stop")
+    assert stopped.status_code == 200, stopped.text
+
+    async def has_ended() -> bool:
+        params = {"command_id__eq": started["id"], "kind__eq": "BashOutput"}
+        return bool((await client.get("/api/bash/bash_events/search", params=params)).json()["items"])
+
+    await until(has_ended, limit=LIMIT_SECONDS, what="the end of the command")
+
+
+async def test_files_count_as_transfers_of_the_tenant(client: httpx2.AsyncClient, server: Served) -> None:
+    await run(client, "echo x > small")
+    held = server.gateway.transfers
+    with ExitStack() as stack:
+        for _ in range(server.gateway.options.max_transfers // 2):
+            stack.enter_context(held.holding("acme"))
+        for answer in (
+            await client.post("/api/file/upload", params={"path": "y"}, files={"file": ("y", b"y")}),
+            await client.get("/api/file/download", params={"path": "small"}),
+            await client.get("/api/file/archive", params={"path": ".", "format": "tar.gz"}),
+        ):
+            assert (answer.status_code, answer.json()["code"]) == (429, "too_many_transfers_of_tenant")
+
+
+async def test_form_is_read_only_after_its_conversation_is_found(server: Served) -> None:
+    token, name = await server.token(), uuid4()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = (
+        f"POST /api/conversations/{name}/file/upload?path=x HTTP/1.1",
+        f"Host: 127.0.0.1:{server.port}",
+        f"Authorization: Bearer {token}",
+        "Content-Type: multipart/form-data; boundary=b",
+        "Content-Length: 1000000",
+    )
+    writer.write("\r\n".join((*head, "", "")).encode())
+    assert b" 404 " in await reader.readline()
+    writer.close()
+
+
+async def test_form_without_one_file_is_refused(client: httpx2.AsyncClient) -> None:
+    for files in ({"other": ("x", b"x")}, {"file": (None, b"x")}, [("file", ("x", b"x")), ("file", ("y", b"y"))]):
+        answer = await client.post("/api/file/upload", params={"path": "x"}, files=files)
+        assert answer.status_code in (400, 422), answer.text
+
+
+async def test_patch_of_a_part_is_refused(client: httpx2.AsyncClient) -> None:
+    await run(client, "mkdir -p part")
+    answer = await client.get("/api/file/archive", params={"path": "part"})
+    assert (answer.status_code, answer.json()["code"]) == (501, "not_on_a_cluster")
+
+
+async def test_unknown_page_of_commands_is_refused(client: httpx2.AsyncClient) -> None:
+    answer = await client.get("/api/bash/bash_events/search", params={"page_id": "x"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "unknown_page")
 
 
 async def test_a_command_runs_in_its_directory(client: httpx2.AsyncClient) -> None:

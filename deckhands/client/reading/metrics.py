@@ -173,7 +173,7 @@ class Metrics:
 
     def get(self) -> dict[str, Any]:
         """Return OpenHands' six keys, as plain JSON values."""
-        fields = asdict(self)
+        fields = asdict(replace(self, delegates=()))
         del fields["delegates"]
         return fields | {name: list(fields[name]) for name in ("costs", "response_latencies", "token_usages")}
 

@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
-from uuid import NAMESPACE_URL, UUID, uuid5
+from uuid import NAMESPACE_URL, uuid5
 
 from broker.contract import (
     Action,
@@ -44,6 +44,7 @@ from broker.contract import (
     is_settled,
 )
 from deckhands.interop.openhands.renumbering import is_shown_here
+from deckhands.interop.openhands.sdk_ids import to_uuid
 from deckhands.interop.openhands.sdk_kinds import (
     Fields,
     read_arguments,
@@ -81,11 +82,8 @@ _CARRIED = frozenset(
 
 
 def to_sdk_conversation_id(conversation_id: str) -> str:
-    """Return the id of a conversation in the SDK: its own if it is a UUID, otherwise one made from it."""
-    try:
-        return str(UUID(conversation_id))
-    except ValueError:
-        return str(uuid5(NAMESPACE, conversation_id))
+    """Return the id of a conversation in the SDK, which is that of its routes here; see `sdk_ids`."""
+    return str(to_uuid(conversation_id))
 
 
 def to_sdk_events(conversation_id: str, events: Iterable[Event]) -> tuple[list[Fields], Counter[str]]:
@@ -117,6 +115,7 @@ class SdkTranslation:
         self._has_system = False
         # The names of replies there, by our ids; the latest reply, and how many of its calls have not come yet.
         self._names: dict[int, str] = {}
+        self._taken_names: set[str] = set()
         self._condenser_name = ""
         self._reply: ModelReply | None = None
         self._missing_calls = 0
@@ -287,9 +286,10 @@ class SdkTranslation:
 
     def _add_reply(self, reply: ModelReply) -> None:
         name = reply.response_id
-        if not name or name in self._names.values():
+        if not name or name in self._taken_names:
             name = f"{name or 'reply'}-{reply.id}"
         self._names[reply.id] = name
+        self._taken_names.add(name)
         if reply.service == "condenser":
             self._condenser_name = name
         elif reply.service == "agent":

@@ -7,6 +7,7 @@ Does not: contain keys, addresses of models or secrets: those stay with the work
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,7 +31,7 @@ from broker.contract import (
     RecallObservation,
     Skill,
 )
-from deckhands.client import MetricsFold
+from deckhands.client import Metrics, MetricsFold
 from deckhands.interop.openhands.sdk_events import NAMESPACE, SdkTranslation, to_sdk_conversation_id
 from deckhands.interop.openhands.sdk_kinds import TOOL_MODULES, Fields
 from deckhands.interop.openhands.v0_kinds import EXTENSION
@@ -52,8 +53,18 @@ STATUSES: Mapping[AgentState, str] = {
 """The SDK's `execution_status` for each state of an agent. There, a reply without a call ends a run."""
 FULL_STATE = "full_state"
 """The key of an update that holds a whole state."""
+CALL_LISTS = ("costs", "response_latencies", "token_usages")
+"""The parts of metrics that grow with each call."""
 UNKNOWN_MODEL = "default"
 MAX_TAG_CHARS = 256
+_TOOL_FLAGS = {
+    "terminal": ("enable_cmd", "terminal"),
+    "file_editor": ("enable_editor", "file_editor"),
+    "task_tracker": ("enable_plan_mode", "task_tracker"),
+    "apply_patch": ("enable_patch", "apply_patch"),
+    "task_tool_set": ("enable_delegation", "task"),
+}
+"""The SDK's tools of an agent: the field that enables each, and the tool that its events name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +184,7 @@ class SdkConversation:
                 "max_budget_per_task": sums.max_budget_per_task,
                 "accumulated_token_usage": self._sum_usage(),
             },
-            "tool_module_qualnames": dict(TOOL_MODULES),
+            "tool_module_qualnames": find_tool_modules(self._agent),
             "client_tools": [],
             "sub_conversation_ids": [],
         }
@@ -212,12 +223,21 @@ class SdkConversation:
     def _fold(self, usage_id: str) -> MetricsFold:
         return self._metrics.setdefault(usage_id, MetricsFold())
 
+    def sum_stats(self) -> Fields:
+        """Return the state's `stats` without the lists of single calls."""
+        sums = {usage_id: self._describe(fold.sums) for usage_id, fold in self._metrics.items()}
+        return {
+            "usage_to_metrics": {
+                usage_id: {name: value for name, value in metrics.items() if name not in CALL_LISTS}
+                for usage_id, metrics in sums.items()
+            }
+        }
+
     def _list_metrics(self) -> Fields:
-        found: Fields = {}
-        for usage_id, fold in self._metrics.items():
-            metrics = fold.metrics()
-            found[usage_id] = {"model_name": metrics.model_name or self._model or UNKNOWN_MODEL, **metrics.get()}
-        return found
+        return {usage_id: self._describe(fold.metrics()) for usage_id, fold in self._metrics.items()}
+
+    def _describe(self, metrics: Metrics) -> Fields:
+        return {"model_name": metrics.model_name or self._model or UNKNOWN_MODEL, **metrics.get()}
 
     def _sum_usage(self) -> Fields:
         names = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")
@@ -232,13 +252,10 @@ def to_sdk_agent(agent: AgentSpec, model: str = "") -> Fields:
         model: the model in use; the agent's own if empty.
     """
     name = model or agent.llm.model or UNKNOWN_MODEL
-    tools = {
-        "terminal": agent.enable_cmd,
-        "file_editor": agent.enable_editor,
-        "task_tracker": agent.enable_plan_mode,
-        "apply_patch": agent.enable_patch,
-        "task_tool_set": agent.enable_delegation,
-    }
+    if agent.acp is not None:
+        llm = {"model": name, "usage_id": "agent"}
+        return {"kind": "ACPAgent", "llm": llm, "acp_command": _split_command(agent.acp.command)}
+    tools = {tool: getattr(agent, flag) for tool, (flag, _) in _TOOL_FLAGS.items()}
     built_in = {"FinishTool": agent.enable_finish, "ThinkTool": agent.enable_think}
     found: Fields = {
         "kind": "Agent",
@@ -260,6 +277,22 @@ def to_sdk_agent(agent: AgentSpec, model: str = "") -> Fields:
     if agent.system_prompt_suffix:
         context["system_message_suffix"] = agent.system_prompt_suffix
     return found | ({"agent_context": context} if context else {})
+
+
+def find_tool_modules(agent: AgentSpec) -> dict[str, str]:
+    """Return the modules that a client imports to read the events of an agent's tools, by tool."""
+    if agent.acp is not None:
+        return {}
+    return {name: TOOL_MODULES[name] for flag, name in _TOOL_FLAGS.values() if getattr(agent, flag)}
+
+
+def _split_command(command: str) -> list[str]:
+    """Return the words of a command line; one for bash if it is more than words."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = []
+    return words if words and shlex.join(words) == command else ["bash", "-c", command]
 
 
 def to_sdk_policy(policy: ConfirmationPolicy) -> Fields:

@@ -1,6 +1,7 @@
 """The `orphans` job: removes keys of conversations that do not exist, and completes interrupted deletions.
 
-A process that dies between two writes leaves such keys, for example a large text whose event was never appended.
+A process that dies between two writes leaves such keys, for example a large text whose event was never appended. A
+server that dies while it answers a question leaves a fork, which is deleted too.
 
 Holds: a key is removed only if its conversation has no meta hash and the key was not touched for an hour. Keys of a
 conversation that is being created are younger.
@@ -10,11 +11,12 @@ Does not: touch keys outside of conversations.
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 
 from broker.log import EventLog, NotDeleted
 from broker.runtime import StoreRefused, UsageError, make_extra
 from broker.store import ConversationKeys, ShardKeys, Store
-from deckhands.client import delete
+from deckhands.client import delete, delete_left_questions
 from deckhands.operations.jobs.job import JobServices
 
 SCANNED_AT_ONCE = 1_000
@@ -27,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 async def remove_orphans(services: JobServices) -> dict[str, int]:
     """Remove orphaned keys. Returns how many keys were removed, and how many deletions were completed."""
-    return await sweep_store(services.store, UNTOUCHED_SECONDS)
+    found = await sweep_store(services.store, UNTOUCHED_SECONDS)
+    before = services.store.clock.now() - timedelta(seconds=UNTOUCHED_SECONDS)
+    found["completed"] += await delete_left_questions(EventLog(services.store), before=before)
+    return found
 
 
 async def sweep_store(store: Store, untouched_seconds: int) -> dict[str, int]:

@@ -24,6 +24,9 @@ Fields = dict[str, Any]
 
 PAGE = 500
 NOTE = "/tmp/.deckhands-"  # noqa: S108  (the sandbox's own, in the sandbox)
+NOTE_SECONDS = 10
+"""How long a stop waits until the command has started."""
+STOP_ATTEMPTS = 3
 _MASK = (1 << 48) - 1
 
 
@@ -118,12 +121,24 @@ async def stop(client: Client, by: str, workspace: CallerWorkspace, event_id: in
         Problem: there is no such command.
     """
     events = await client.log.read(workspace.conversation_id, after=event_id - 1, until=event_id, decode=decode_any)
-    wrapped = unwrap(getattr(events[0], "command", "")) if events else None
+    whole = await client.log.blobs.restore_event(workspace.conversation_id, events[0]) if events else None
+    wrapped = unwrap(getattr(whole, "command", ""))
     if wrapped is None:
         raise Problem(404, "unknown_command", "There is no such command in the workspace.")
-    if await find_output(client, workspace.conversation_id, event_id) is None:
-        command = f"p=$(cat {wrapped[2]}) && {{ kill -KILL -- -$p || kill -KILL $p; }} 2>/dev/null; :"
-        await client.execute(workspace.conversation_id, command, timeout_seconds=30.0, by=by)
+    for _ in range(STOP_ATTEMPTS):
+        if await find_output(client, workspace.conversation_id, event_id) is not None:
+            return
+        command = make_stop_command(wrapped[2])
+        done = await client.execute(workspace.conversation_id, command, timeout_seconds=NOTE_SECONDS + 30.0, by=by)
+        if done.exit_code == 0:
+            return
+    raise Problem(409, "not_started", "The command has not started yet.", remedy="Stop it again in a moment.")
+
+
+def make_stop_command(note: str) -> str:
+    """Return a command that ends the process of a note, for which it waits; it fails if there is none in time."""
+    waiting = f"n=0; until [ -s {note} ]; do [ $((n += 1)) -gt {NOTE_SECONDS * 10} ] && exit 1; sleep 0.1; done"
+    return f"{waiting}; p=$(cat {note}); {{ kill -KILL -- -$p || kill -KILL $p; }} 2>/dev/null; :"
 
 
 def match_kind(fields: Mapping[str, Any], kind: str | None) -> bool:

@@ -5,7 +5,8 @@ key: an empty one, or the directory that its path is in if tool workers take tha
 conversation without a task, made by the first request that needs it, so everything that holds for conversations holds
 for it: the sandbox, the node, the tenant, the record in its log.
 
-Holds: a key reaches the workspace of another key only through a conversation that it may see. A path never leaves the
+Holds: a key reaches the workspace of another key only through a conversation that it may see, which those of its tenant
+are. A path never leaves the
 workspace, because it becomes relative here and the tool worker resolves it again.
 Does not: touch files of the server's machine.
 """

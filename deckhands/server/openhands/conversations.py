@@ -9,22 +9,22 @@ from hashlib import sha256
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, BackgroundTasks, Path, Query
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from broker.contract import ConversationCreated, SystemMessageAction, decode_any
+from broker.contract import AgentState, ConversationCreated, SystemMessageAction, decode_any
 from broker.coordination import accepts_directory, list_members, serves_pool
 from broker.log import ConversationQuery, ConversationRow, Selection
-from broker.runtime import DeckhandsError, UnknownConversation, UsageError, new_conversation_id
-from deckhands.client import Change, IsArchived, store_secrets
+from broker.runtime import DeckhandsError, UnknownConversation, UsageError
+from deckhands.client import QUESTION_LABELS, Change, IsArchived, store_secrets
 from deckhands.server.conversations import submit_task
 from deckhands.server.dependencies import OFFERS_SECONDS, GatewayOf, Operator, Reader, Writer
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import format_cursor, parse_cursor
 from deckhands.server.openhands import running
 from deckhands.server.openhands.caller_workspaces import LABELS
-from deckhands.server.openhands.conversation_ids import find_conversation, from_uuid
+from deckhands.server.openhands.conversation_ids import choose_id, find_conversation
 from deckhands.server.openhands.parts import OperableId, Parts, ReadableId, WritableId
 from deckhands.server.openhands.requests import (
     ChangedAnalyzer,
@@ -53,6 +53,9 @@ MAX_PAGE = 100
 MAX_IDS = 99
 MAX_SORTED = 10_000
 """How many conversations a listing in another order than the newest first may have."""
+MAX_ROWS = 1_000
+"""How many conversations a request looks at to find those with a status; a search continues on its next page."""
+ROWS_AT_ONCE = 50
 AT_ONCE = 8
 LATEST = 16
 """How many of the last events a listing reads to see whether a conversation is held."""
@@ -98,16 +101,18 @@ LISTED: dict[int | str, dict[str, Any]] = {
 
 
 @routes.post("", response_class=JSONResponse, responses=CREATED, summary="Create a conversation")
-async def create(gateway: GatewayOf, principal: Writer, parts: Parts, asked: StartConversation) -> Response:
+async def create(
+    gateway: GatewayOf, principal: Writer, _reader: Reader, parts: Parts, asked: StartConversation
+) -> Response:
     """Create a conversation. With an `initial_message` the agent starts to work; otherwise it waits for `…/run`.
 
     A conversation with the id that was sent is returned as it is.
     """
-    conversation_id = new_conversation_id() if asked.conversation_id is None else from_uuid(asked.conversation_id)
     if asked.conversation_id is not None:
         with contextlib.suppress(UnknownConversation):
             known = await find_conversation(gateway, principal, str(asked.conversation_id))
             return JSONResponse((await parts.logs.load(gateway.client, known)).info())
+    conversation_id = await choose_id(gateway, asked.conversation_id, "conversation_id")
     task, has_message = asked.to_task(await _choose_directory(gateway, asked.workspace.working_dir))
     key = sha256(f"openhands\n{principal.tenant}\n{conversation_id}".encode()).hexdigest()
     await submit_task(gateway, principal, task, key, conversation_id=conversation_id, is_held=not has_message)
@@ -149,21 +154,56 @@ async def search(
     """List the conversations of the key's tenant, newest first unless another order is asked for."""
     query = _query(gateway, principal, status)
     found: list[dict[str, Any]] = []
+    room = MAX_ROWS
     if sort_order == "CREATED_AT_DESC":
-        place = parse_cursor(page_id or "")
-        while len(found) < limit:
-            rows, place = await query.load_page(place, limit=limit - len(found))
-            found += await _describe(gateway, rows, status)
+        try:
+            place = parse_cursor(page_id or "")
+        except UsageError:
+            raise _make_page_problem() from None
+        while len(found) < limit and room > 0:
+            rows, following = await query.load_page(place, limit=min(limit, ROWS_AT_ONCE))
+            used = await _fill(gateway, found, rows, status, limit)
+            is_cut = used < len(rows)
+            place = (
+                (round(rows[used - 1].created.timestamp() * 1_000), rows[used - 1].conversation_id)
+                if is_cut
+                else following
+            )
+            room -= max(len(rows), 1)
             if place is None:
                 break
         return _render_page(found, format_cursor(place))
     rows = await _load_sorted(query, sort_order)
-    start = int(page_id) if page_id and page_id.isascii() and page_id.isdigit() else 0
-    while len(found) < limit and start < len(rows):
-        some = rows[start : start + limit - len(found)]
-        found += await _describe(gateway, some, status)
-        start += len(some)
+    start = _parse_start(page_id)
+    while len(found) < limit and start < len(rows) and room > 0:
+        some = rows[start : start + min(limit, ROWS_AT_ONCE)]
+        start += await _fill(gateway, found, some, status, limit)
+        room -= len(some)
     return _render_page(found, str(start) if start < len(rows) else None)
+
+
+async def _fill(
+    gateway: Gateway, found: list[dict[str, Any]], rows: Sequence[ConversationRow], status: Status | None, limit: int
+) -> int:
+    """Add what is known of conversations until there are enough, and return how many of the rows were used."""
+    for used, info in enumerate(await _describe(gateway, rows, status), 1):
+        if info is not None:
+            found.append(info)
+            if len(found) == limit:
+                return used
+    return len(rows)
+
+
+def _parse_start(page_id: str | None) -> int:
+    if page_id is None:
+        return 0
+    if not (page_id.isascii() and page_id.isdigit()) or int(page_id) > MAX_SORTED:
+        raise _make_page_problem()
+    return int(page_id)
+
+
+def _make_page_problem() -> Problem:
+    return Problem(400, "unknown_page", "page_id: there is no such page.", remedy="Start without page_id.")
 
 
 async def _load_sorted(query: ConversationQuery, order: SortOrder) -> list[ConversationRow]:
@@ -193,19 +233,22 @@ def _query(gateway: Gateway, principal: Principal, status: Status | None) -> Con
 
 
 def _is_listed(row: ConversationRow) -> bool:
-    """Return whether a row is a conversation, and not the workspace of a key."""
-    return not LABELS.items() <= row.labels.items()
+    """Return whether a row is a conversation, and neither the workspace of a key nor a fork that answers a question."""
+    hidden = (LABELS, QUESTION_LABELS)
+    return not any(labels.items() <= row.labels.items() for labels in hidden)
 
 
-async def _describe(gateway: Gateway, rows: Sequence[ConversationRow], status: Status | None) -> list[dict[str, Any]]:
+async def _describe(
+    gateway: Gateway, rows: Sequence[ConversationRow], status: Status | None
+) -> list[dict[str, Any] | None]:
     """Return what is known of listed conversations with a status, from their first and last events.
 
-    Those that are gone or damaged are left out.
+    There is None for those that are gone or damaged, or have another status.
     """
     room = asyncio.Semaphore(AT_ONCE)
 
     async def load(row: ConversationRow) -> dict[str, Any] | None:
-        if not _is_listed(row):
+        if not _is_listed(row) or row.state not in set(AgentState):
             return None
         log, name, after = gateway.client.log, row.conversation_id, max(row.last_event_id - LATEST, 1)
         try:
@@ -221,19 +264,25 @@ async def _describe(gateway: Gateway, rows: Sequence[ConversationRow], status: S
         run = RunState.of_row(row.state, latest)
         return describe_row(row, first[0], run) if status in (None, run.execution_status) else None
 
-    return [info for info in await asyncio.gather(*map(load, rows)) if info is not None]
+    return await asyncio.gather(*map(load, rows))
 
 
 @routes.get("/count", summary="Count conversations")
 async def count(gateway: GatewayOf, principal: Reader, status: Status | None = None) -> int:
     """Count the conversations of the key's tenant."""
     query = _query(gateway, principal, status)
-    number = 0
+    number = described = 0
     async for rows in query.iterate_pages():
         if status is None:
             number += sum(map(_is_listed, rows))
             continue
-        number += len(await _describe(gateway, rows, status))
+        described += len(rows)
+        if described > MAX_ROWS:
+            raise UsageError(
+                f"More than {MAX_ROWS:,} conversations may have the status {status}.",
+                remedy="Search for them by pages.",
+            )
+        number += sum(info is not None for info in await _describe(gateway, rows, status))
     return number
 
 
@@ -274,23 +323,32 @@ async def final_response(gateway: GatewayOf, conversation_id: ReadableId) -> Fin
 
 
 @routes.post("/{conversation_id}/run", responses=CONFLICT, summary="Let the agent work")
-async def run(gateway: GatewayOf, principal: Writer, parts: Parts, conversation_id: WritableId) -> Success:
+async def run(
+    gateway: GatewayOf, principal: Operator, parts: Parts, conversation_id: OperableId, after: BackgroundTasks
+) -> Success:
     """Let the agent work. An action that awaits confirmation is confirmed."""
-    await running.run(gateway, parts, principal, conversation_id)
+    if not await running.run(gateway, parts, principal, conversation_id):
+        after.add_task(parts.nudge, conversation_id)  # a client that has its answer then waits for the state
     return Success()
 
 
 @routes.post("/{conversation_id}/pause", summary="Pause a conversation")
-async def pause(gateway: GatewayOf, principal: Operator, parts: Parts, conversation_id: OperableId) -> Success:
+async def pause(
+    gateway: GatewayOf, principal: Operator, parts: Parts, conversation_id: OperableId, after: BackgroundTasks
+) -> Success:
     """Pause: running work is finished, nothing new is started."""
-    await running.pause(gateway, parts, principal, conversation_id)
+    if not await running.pause(gateway, parts, principal, conversation_id):
+        after.add_task(parts.nudge, conversation_id)
     return Success()
 
 
 @routes.post("/{conversation_id}/interrupt", summary="Interrupt a conversation")
-async def interrupt(gateway: GatewayOf, principal: Operator, parts: Parts, conversation_id: OperableId) -> Success:
+async def interrupt(
+    gateway: GatewayOf, principal: Operator, parts: Parts, conversation_id: OperableId, after: BackgroundTasks
+) -> Success:
     """Pause at once: the command is killed, and the model's reply is discarded."""
-    await running.pause(gateway, parts, principal, conversation_id, is_interrupt=True)
+    if not await running.pause(gateway, parts, principal, conversation_id, is_interrupt=True):
+        after.add_task(parts.nudge, conversation_id)
     return Success()
 
 
@@ -396,20 +454,18 @@ async def ask_agent(
     "/{conversation_id}/fork", status_code=201, response_class=JSONResponse, responses=CONFLICT, summary="Fork"
 )
 async def fork(
-    gateway: GatewayOf, principal: Writer, parts: Parts, conversation_id: WritableId, new: NewFork
+    gateway: GatewayOf, principal: Writer, _reader: Reader, parts: Parts, conversation_id: WritableId, *, new: NewFork
 ) -> Response:
     """Create a conversation with a copy of this one's events. It waits for `…/run`; its costs start at zero."""
     if not new.reset_metrics:
         raise refuse("reset_metrics: the costs of a fork start at zero on a cluster.", "Leave it out.")
     at = None
     if new.from_event_id is not None:
-        log = await parts.logs.load(gateway.client, conversation_id)
+        log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)
         if new.from_event_id not in log.places:
             raise Problem(404, "unknown_event", "from_event_id: the conversation has no such event.")
         at = log.sources[log.places[new.from_event_id]]
-    fork_id = new_conversation_id() if new.id is None else from_uuid(new.id)
-    if new.id is not None and await gateway.client.exists(fork_id):
-        raise Problem(409, "conflict", "id: another conversation has it.", remedy="Send another one, or none.")
+    fork_id = await choose_id(gateway, new.id, "id")
     await gateway.record(principal, "fork", conversation_id, "")
     await gateway.client.fork(
         conversation_id, at=at, title=new.title or "", labels=new.tags, fork_id=fork_id, is_held=True

@@ -85,8 +85,10 @@ async def search(
     sort_order: Literal["TIMESTAMP", "TIMESTAMP_DESC"] = "TIMESTAMP",
 ) -> Response:
     """List the events that match, in the order of the log or in the opposite one."""
-    log = await parts.logs.load(gateway.client, conversation_id)
+    log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)
     is_reverse = sort_order == "TIMESTAMP_DESC"
+    if page_id is not None and page_id not in log.places:
+        raise Problem(400, "unknown_page", "page_id: there is no such event.", remedy="Start without page_id.")
     start = log.places.get(page_id or "", len(log.events) - 1 if is_reverse else 0)
     places = range(start, -1, -1) if is_reverse else range(start, len(log.events))
     items: list[dict[str, Any]] = []
@@ -104,7 +106,7 @@ async def count(
     gateway: GatewayOf, parts: Parts, conversation_id: ReadableId, filters: Annotated[Filters, Depends()]
 ) -> int:
     """Count the events that match."""
-    log = await parts.logs.load(gateway.client, conversation_id)
+    log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)
     return sum(filters.match(event) for event in log.events)
 
 
@@ -122,7 +124,7 @@ async def single(
     gateway: GatewayOf, parts: Parts, conversation_id: ReadableId, event_id: Annotated[str, Path(max_length=100)]
 ) -> Response:
     """Show one event."""
-    log = await parts.logs.load(gateway.client, conversation_id)
+    log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)
     if event_id not in log.places:
         raise Problem(404, "unknown_event", "The conversation has no such event.")
     return JSONResponse(log.events[log.places[event_id]])
@@ -136,7 +138,7 @@ async def batch(
     event_ids: Annotated[list[str], Query(max_length=MAX_IDS, description="their ids")],
 ) -> Response:
     """Show events by their ids; null for one that is unknown."""
-    log = await parts.logs.load(gateway.client, conversation_id)
+    log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)
     return JSONResponse([log.events[log.places[name]] if name in log.places else None for name in event_ids])
 
 

@@ -31,7 +31,7 @@ class OpenHandsParts:
         self.started = SYSTEM_CLOCK.monotonic()
         self.unauthenticated = 0
 
-    def nudge(self, conversation_id: str) -> None:
+    async def nudge(self, conversation_id: str) -> None:
         """Let the sockets of a conversation at this server send its state once more."""
         for event in self.nudges.get(conversation_id, ()):
             event.set()

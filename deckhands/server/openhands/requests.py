@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.contract import (
     DEFAULT_CONDENSER,
@@ -139,19 +139,26 @@ class NamedTool(BaseModel):
     params: dict[str, Any] | None = None
 
 
+class Trigger(BaseModel):
+    """The words or files that bring a skill up."""
+
+    keywords: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
+    triggers: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
+    paths: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
+
+
 class NamedSkill(BaseModel):
     """A skill with its text, and the words or files that bring it up."""
 
     name: str = Field(min_length=1, max_length=256, examples=["style"])
     content: str = Field(default="", examples=["Write short sentences."])
-    trigger: dict[str, Any] | None = None
+    trigger: Trigger | None = None
     description: str | None = None
 
     def to_skill(self) -> Skill:
         """Return the skill as ours."""
-        trigger = self.trigger or {}
-        words = trigger.get("keywords") or trigger.get("triggers") or ()
-        paths = trigger.get("paths") or None
+        trigger = self.trigger or Trigger()
+        words, paths = trigger.keywords or trigger.triggers or (), trigger.paths or None
         return Skill(name=self.name, content=self.content, triggers=tuple(words), paths=paths and tuple(paths))
 
 
@@ -400,6 +407,14 @@ class StartConversation(JsonBody):
             Problem: it asks for something that a cluster does not have.
             UsageError: a field cannot be used; names it.
         """
+        try:
+            return self._to_task(directory)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{place or 'agent'}: {first['msg']}."[:500], remedy="Change this field.") from None
+
+    def _to_task(self, directory: str | None) -> tuple[TaskSpec, bool]:
         self._check()
         agent = self.agent or self.agent_settings
         if agent is None:

@@ -9,13 +9,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from broker.contract import AgentSpec, AgentState, ConfirmationPolicy, Event, Limits, Observation
-from broker.runtime import ConversationMoved, DeckhandsError, UsageError
-from deckhands.client import Change, Client, NotSettled, derive_title
+from broker.contract import (
+    AgentSpec,
+    AgentState,
+    ConfirmationPolicy,
+    Event,
+    Limits,
+    Observation,
+    WorkspaceSpec,
+    action_kinds,
+)
+from broker.runtime import ConversationMoved, DeckhandsError, UsageError, new_conversation_id
+from deckhands.client import QUESTION_LABELS, QUESTION_PREFIX, Change, Client, NotSettled, derive_title
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.openhands.caller_workspaces import LABELS
 from deckhands.server.openhands.parts import OpenHandsParts
-from deckhands.server.openhands.requests import ConfirmationReply, SentMessage
+from deckhands.server.openhands.requests import ConfirmationReply, SentMessage, refuse
 from deckhands.server.openhands.states import ERROR, FINISHED, PAUSED, RUNNING, STUCK, WAITING, RunState
 from deckhands.server.problems import Problem
 from deckhands.server.streams import reserve_stream
@@ -23,6 +31,10 @@ from deckhands.server.streams import reserve_stream
 ANSWER_SECONDS = 300.0
 """How long the answer to a question beside the work may take."""
 STOP_SECONDS = 30.0
+SILENT_AGENTS = frozenset({"CodeActAgent"})
+"""The agents that have the tools of their specification only."""
+_FURTHER_FLAGS = frozenset({"enable_search", "enable_browsing_delegate"})
+"""The fields of an agent that offer tools which have no kind of action to themselves."""
 MAX_ATTEMPTS = 10
 """How often a message is written again because the log has grown meanwhile."""
 
@@ -40,22 +52,20 @@ async def send_message(
     for _ in range(MAX_ATTEMPTS):
         log = await parts.logs.load(gateway.client, conversation_id)
         is_held = not message.run and log.run.execution_status != RUNNING
-        seen_id = log.last_id
+        seen_id = None if message.run else log.last_id  # whether it is held depends on all events before it
+        title = None if log.run.has_message or log.run.title else derive_title(text)
         try:
             await gateway.client_for(principal, "message", "").send_message(
-                conversation_id, text, images=images, is_held=is_held, seen_id=seen_id if is_held else None
+                conversation_id, text, images=images, is_held=is_held, seen_id=seen_id, title=title
             )
         except ConversationMoved:
             continue
-        if not (log.run.has_message or log.run.title):
-            title = Change(title=derive_title(text))
-            await gateway.client_for(principal, "title", "").change(conversation_id, title)
         return
     raise Problem(503, "conversation_busy", "The conversation changes too fast for the message.", remedy="Try again.")
 
 
-async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str) -> None:
-    """Let the agent work. A conversation that has finished stays as it is, and its state is sent again.
+async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str) -> bool:
+    """Let the agent work, and return whether anything changes. A conversation that has finished stays as it is.
 
     Raises:
         Problem: it works already, or there is nothing to do.
@@ -66,14 +76,14 @@ async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, con
     if status == RUNNING:
         raise Problem(409, "already_running", "The conversation is running already.", remedy="Wait, or pause it first.")
     if status == FINISHED:
-        parts.nudge(conversation_id)
-        return
+        return False
     if status == WAITING:
         await confirm(client, conversation_id)
-        return
+        return True
     if not log.run.has_message:
         raise Problem(400, "no_message", "The conversation has no message yet.", remedy="Send one first.")
     await client.resume(conversation_id)
+    return True
 
 
 async def confirm(client: Client, conversation_id: str) -> None:
@@ -86,22 +96,22 @@ async def confirm(client: Client, conversation_id: str) -> None:
 
 async def pause(
     gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str, *, is_interrupt: bool = False
-) -> None:
-    """Pause a conversation; one that rests stays as it is.
+) -> bool:
+    """Pause a conversation, and return whether anything changes; one that rests stays as it is.
 
     Args:
         is_interrupt: also stop the action and the model call in flight.
     """
     log = await parts.logs.load(gateway.client, conversation_id)
     if log.run.execution_status in (FINISHED, ERROR, STUCK, PAUSED, WAITING):
-        parts.nudge(conversation_id)
-        return
+        return False
     client = gateway.client_for(principal, "interrupt" if is_interrupt else "pause", "")
     try:
         await (client.interrupt if is_interrupt else client.pause)(conversation_id)
     except UsageError:
         if await client.find_end_state(conversation_id) is None:
             raise
+    return True
 
 
 async def respond(
@@ -127,7 +137,7 @@ async def ask(gateway: Gateway, principal: Principal, conversation_id: str, ques
     twice, and it is deleted with the answer.
 
     Raises:
-        Problem: there is no answer in time, or too many streams are open.
+        Problem: there is no answer in time, too many streams are open, or the agent brings its own tools.
     """
     reserve_stream(gateway, principal)
     client = gateway.client
@@ -135,14 +145,20 @@ async def ask(gateway: Gateway, principal: Principal, conversation_id: str, ques
     run = RunState()
     for event in events:
         run.add(event)
+    if run.agent.name not in SILENT_AGENTS:
+        raise refuse("The agent has tools that cannot be taken from it, so it answers no questions.", "Send a message.")
     await gateway.record(principal, "ask", conversation_id, "")
     fork_id = await client.fork(
-        conversation_id, at=find_quiet_event(events), title="A question", labels=LABELS, is_held=True
+        conversation_id,
+        at=find_quiet_event(events),
+        workspace=WorkspaceSpec(),
+        title="A question",
+        labels=QUESTION_LABELS,
+        fork_id=f"{QUESTION_PREFIX}{new_conversation_id()}",
+        is_held=True,
     )
     try:
-        silent = dict.fromkeys((name for name in AgentSpec.model_fields if name in _OFFERS), False)
-        agent = run.agent.model_copy(update={**silent, "tools": (), "confirmation": ConfirmationPolicy()})
-        await client.change(fork_id, Change(agent=agent, limits=Limits()))
+        await client.change(fork_id, Change(agent=make_silent(run.agent), limits=Limits()))
         await client.send_message(fork_id, question)
         found = await gateway.follower.wait_until_settled(fork_id, timeout_seconds=ANSWER_SECONDS)
     except NotSettled:
@@ -154,14 +170,11 @@ async def ask(gateway: Gateway, principal: Principal, conversation_id: str, ques
     return found.message
 
 
-_OFFERS = frozenset(
-    {
-        *("enable_cmd", "enable_editor", "enable_search", "enable_patch", "enable_think", "enable_finish"),
-        *("enable_plan_mode", "enable_jupyter", "enable_browsing", "enable_browsing_delegate", "enable_delegation"),
-        *("enable_condensation_request",),
-    }
-)
-"""The fields of an agent that offer tools to its model."""
+def make_silent(agent: AgentSpec) -> AgentSpec:
+    """Return an agent that can only answer: it has no tools, and nothing runs when it has answered."""
+    flags = {kind.enabled_by for kind in action_kinds() if kind.enabled_by.startswith("enable_")} | _FURTHER_FLAGS
+    own = {"tools": (), "memory": None, "goal": None, "output": None, "confirmation": ConfirmationPolicy()}
+    return agent.model_copy(update={**dict.fromkeys(flags, False), **own})
 
 
 def find_quiet_event(events: Sequence[Event]) -> int:
@@ -178,7 +191,7 @@ def find_quiet_event(events: Sequence[Event]) -> int:
 
 
 async def _delete_fork(client: Client, fork_id: str) -> None:
-    """Stop and delete the fork that answers; one that does not stop in time stays, and is listed nowhere here."""
+    """Stop and delete the fork that answers; one that does not stop in time stays for the job `orphans`."""
     with contextlib.suppress(DeckhandsError):
         await client.cancel(fork_id, wait_seconds=STOP_SECONDS)
         await client.delete(fork_id)

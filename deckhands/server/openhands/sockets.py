@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
-from broker.runtime import Clock, DeckhandsError, new_key
+from broker.runtime import Clock, DeckhandsError, OutcomeUnknown, StoreUnavailable, new_key
 from deckhands.server.auth.api_keys import AccessDenied, Scope
 from deckhands.server.dependencies import GatewayOf
 from deckhands.server.gateway import Gateway, Principal
@@ -35,6 +36,7 @@ from deckhands.server.openhands.translated_logs import TranslatedLog
 from deckhands.server.problems import Problem
 from deckhands.server.streams import EventStream, SlowReader
 
+_log = logging.getLogger(__name__)
 routes = APIRouter(prefix="/sockets", tags=["openhands-sockets"])
 KEY_SECONDS = 10.0
 """How long the first message, which has the key, may take."""
@@ -132,19 +134,33 @@ async def follow(
         code = CLOSE_CODES.get(error.code, 1011)
         await socket.close(_CLOSE_CODES.get(code, code), error.code)
         return
+    # made here, in the task whose place `check_position` has reserved
+    stream = EventStream(gateway, principal, known, is_whole=True)
     follower = _Follower(socket, gateway, parts, principal, conversation_id=known, wanted=wanted)
-    await run_until_one_ends(follower.write(), follower.read())
+    await close_on_failure(socket, await run_until_one_ends(follower.write(stream), follower.read()))
 
 
-async def run_until_one_ends(*parts: Any) -> None:
-    """Run coroutines until one has ended, and cancel the others."""
+async def run_until_one_ends(*parts: Any) -> BaseException | None:
+    """Run coroutines until one has ended, cancel the others, and return the error of one that failed."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next((error for task in ended if (error := task.exception()) is not None), None)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def close_on_failure(socket: WebSocket, error: BaseException | None) -> None:
+    """Close a socket that cannot be served any more, and log why; nothing happens without an error."""
+    if error is None or isinstance(error, WebSocketDisconnect):
+        return
+    is_retryable = isinstance(error, DeckhandsError) and error.retryable
+    _log.error("a socket failed: %s", error, exc_info=None if is_retryable else error)
+    code = error.code if isinstance(error, DeckhandsError) else "internal_error"
+    with contextlib.suppress(RuntimeError):  # it is closed already
+        await socket.close(1013 if is_retryable else 1011, code)
 
 
 class _Follower:
@@ -188,10 +204,9 @@ class _Follower:
                 detail = str(error) if isinstance(error, DeckhandsError) else "The message cannot be used."
                 await self._send(make_server_error(self._gateway.store.clock, code, detail))
 
-    async def write(self) -> None:
+    async def write(self, stream: EventStream) -> None:
         """Send events until the stream ends."""
         known = await self._gateway.client.last_id(self._conversation_id)
-        stream = EventStream(self._gateway, self._principal, self._conversation_id, is_whole=True)
         nudges = self._parts.nudges[self._conversation_id]
         nudges.add(self._nudge)
         try:
@@ -244,14 +259,28 @@ class _Follower:
                     if not await self._send(event):
                         return 1013, SlowReader.code
                 if end is not None and end.kind == "end":  # archived; a client that is closed would connect again
-                    await self._gateway.is_stopping.wait()
-                    return CLOSE_CODES["server_stopping"], "server_stopping"
+                    return await self._stay_open()
                 if end is not None:
                     return _find_close_code(end)
         finally:
             coming.cancel()
             nudged.cancel()
             await asyncio.gather(coming, nudged, return_exceptions=True)
+
+    async def _stay_open(self) -> tuple[int, str]:
+        """Wait until the server stops or the key is no longer valid, and return the code and the reason."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._gateway.options.quiet_seconds):
+                    await self._gateway.is_stopping.wait()
+                    return CLOSE_CODES["server_stopping"], "server_stopping"
+            try:
+                await self._gateway.recheck(self._principal)
+            except (StoreUnavailable, OutcomeUnknown):
+                continue
+            except DeckhandsError as error:
+                code = CLOSE_CODES.get(error.code, 1011)
+                return _CLOSE_CODES.get(code, code), error.code
 
     def _is_wanted(self, event: dict[str, Any]) -> bool:
         """Return whether a past event was asked for."""

@@ -8,25 +8,31 @@ Holds: the same log gives the same events with the same ids, however often it is
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
+from weakref import WeakValueDictionary
 
 from broker.contract import AgentState, AgentStateChangedObservation, ConversationCreated, Event, ModelReply
 from broker.log import ConversationRow
 from broker.runtime import UnknownConversation
 from deckhands.client import Client
-from deckhands.interop import SdkConversation, SdkPlace
-from deckhands.server.openhands.conversation_ids import to_uuid
+from deckhands.interop import SdkConversation, SdkPlace, to_uuid
 from deckhands.server.openhands.states import IDLE, RunState
 
-MAX_LOGS = 32
-"""How many translations a server keeps."""
-MAX_EVENTS = 20_000
-"""How many events of all of them together."""
+MAX_BYTES = 128 * 1024 * 1024
+"""How much memory the events of all translations that a server keeps have, as JSON."""
+MAX_LOG_BYTES = MAX_BYTES // 4
+"""How much those of one conversation have; those of a longer one are made again for each request that lists them."""
+MAX_FOLDED_EVENTS = 200_000
+"""How many events the logs have whose states a server keeps, all together."""
+EVENTS_PER_TURN = 100
+"""How many events are translated before other requests have a turn."""
 DEFAULT_DIRECTORY = "workspace/project"
-CALL_LISTS = ("costs", "response_latencies", "token_usages")
-"""The parts of metrics that grow with each call."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "urn:deckhands:openhands:updates")
 
 Fields = dict[str, Any]
@@ -36,15 +42,19 @@ class TranslatedLog:
     """A log, translated up to one of its events.
 
     Attributes:
+        has_events: it keeps its events; otherwise only the state that follows from them.
         run: whether it runs.
         last: the last event that was added; None for none.
         events: those of OpenHands, in order.
         places: their places in the list, by id.
         sources: for each of them, the event of the log after which it is there.
+        size_bytes: the size of the events, as JSON.
     """
 
-    def __init__(self, conversation_id: str) -> None:
+    def __init__(self, conversation_id: str, *, has_events: bool = False) -> None:
         self.conversation_id = conversation_id
+        self.has_events = has_events
+        self.size_bytes = 0
         self.run = RunState()
         self.last: Event | None = None
         self.events: list[Fields] = []
@@ -67,14 +77,29 @@ class TranslatedLog:
         is_hold = is_hold and self.run.is_held
         found = [] if is_hold else self._sdk.add(event)
         if isinstance(event, ModelReply):
-            found = [*found, self._make_update(event, "stats", _without_calls(self.fields()["stats"]))]
+            found = [*found, self._make_update(event, "stats", self._sdk.sum_stats())]
         if is_change and self.run.execution_status != self._status:
             self._status = self.run.execution_status
             found = [*found, self._make_update(event, "execution_status", self._status)]
-        for fields in found:
+        for fields in found if self.has_events else ():
             self.places[fields["id"]] = len(self.events)
             self.events.append(fields)
             self.sources.append(event.id)
+            self.size_bytes += len(json.dumps(fields))
+        return found
+
+    async def add_all(self, events: Sequence[Event]) -> None:
+        """Add the next events. Other tasks have turns meanwhile."""
+        for number, event in enumerate(events, 1):
+            self.add(event)
+            if number % EVENTS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def without_events(self) -> Self:
+        """Return this log with its state only; add no further events to this one."""
+        found = copy(self)
+        found.has_events, found.size_bytes = False, 0
+        found.events, found.places, found.sources = [], {}, []
         return found
 
     def ends_run(self, event: Event) -> bool:
@@ -104,7 +129,7 @@ class TranslatedLog:
         return SdkPlace(path or DEFAULT_DIRECTORY, place)
 
     def _own_fields(self) -> Fields:
-        return {"id": str(to_uuid(self.conversation_id)), "execution_status": self.run.execution_status}
+        return {"execution_status": self.run.execution_status}
 
     def _relatives(self) -> Fields:
         created = self._sdk.created
@@ -126,15 +151,6 @@ class TranslatedLog:
             "key": key,
             "value": value,
         }
-
-
-def _without_calls(stats: Fields) -> Fields:
-    """Return stats without the lists of single calls."""
-    sums = {
-        name: {key: part for key, part in metrics.items() if key not in CALL_LISTS}
-        for name, metrics in stats["usage_to_metrics"].items()
-    }
-    return {"usage_to_metrics": sums}
 
 
 def describe_row(row: ConversationRow, created: ConversationCreated, run: RunState) -> Fields:
@@ -165,41 +181,60 @@ def describe_row(row: ConversationRow, created: ConversationCreated, run: RunSta
 
 
 class TranslatedLogs:
-    """The translations that a server keeps, for requests."""
+    """The translations that a server keeps, for requests.
+
+    States are small, so those of many conversations are kept; events are kept as long as there is room.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, TranslatedLog] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def load(self, client: Client, conversation_id: str) -> TranslatedLog:
+    async def load(self, client: Client, conversation_id: str, *, needs_events: bool = False) -> TranslatedLog:
         """Return a log, translated up to its end.
+
+        Args:
+            needs_events: its events are there too.
 
         Raises:
             UnknownConversation: no such conversation.
         """
-        log = self._kept.get(conversation_id) or TranslatedLog(conversation_id)
+        lock = self._locks.get(conversation_id)
+        if lock is None:
+            self._locks[conversation_id] = lock = asyncio.Lock()
+        async with lock:
+            log = self._kept.pop(conversation_id, None)  # so that no other request drops its events meanwhile
+            if log is None or (needs_events and not log.has_events) or not await self._continue(client, log):
+                log = TranslatedLog(conversation_id, has_events=needs_events)
+                await log.add_all(await client.events(conversation_id, is_whole=True, is_lenient=True))
+            if log.last is None:
+                raise UnknownConversation(conversation_id)
+            self._keep(log)
+            return log
+
+    async def _continue(self, client: Client, log: TranslatedLog) -> bool:
+        """Add the events that a log has got meanwhile, and return whether it is still the same log."""
         last = log.last
-        after = log.last_id - 1 if last is not None else 0
-        events = await client.events(conversation_id, after=after, is_whole=True, is_lenient=True)
-        if log.last is not last:  # another request has continued it meanwhile
-            return await self.load(client, conversation_id)
-        if last is not None and not (events and _is_same(events[0], last)):  # its end was lost, or it is another one
-            self._kept.pop(conversation_id, None)
-            return await self.load(client, conversation_id)
-        for event in events:
-            if last is None or event.id > last.id:
-                log.add(event)
-        if log.last is None:
-            raise UnknownConversation(conversation_id)
-        self._keep(log)
-        return log
+        assert last is not None
+        found = await client.events(log.conversation_id, after=last.id - 1, is_whole=True, is_lenient=True)
+        if not found or not _is_same(found[0], last):  # its end was lost, or it is another one
+            return False
+        await log.add_all(found[1:])
+        return True
 
     def _keep(self, log: TranslatedLog) -> None:
+        """Keep a log, and drop what there is no room for, the oldest first."""
         self._kept[log.conversation_id] = log
-        self._kept.move_to_end(log.conversation_id)
-        while len(self._kept) > 1 and (
-            len(self._kept) > MAX_LOGS or sum(len(kept.events) for kept in self._kept.values()) > MAX_EVENTS
-        ):
+        while len(self._kept) > 1 and sum(kept.last_id for kept in self._kept.values()) > MAX_FOLDED_EVENTS:
             self._kept.popitem(last=False)
+        if log.size_bytes > MAX_LOG_BYTES:
+            self._kept[log.conversation_id] = log.without_events()
+        size_bytes = sum(kept.size_bytes for kept in self._kept.values())
+        for kept in list(self._kept.values()):
+            if size_bytes <= MAX_BYTES:
+                return
+            size_bytes -= kept.size_bytes
+            self._kept[kept.conversation_id] = kept.without_events()
 
 
 def _is_same(event: Event, known: Event) -> bool:

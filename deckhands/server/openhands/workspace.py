@@ -16,10 +16,8 @@ import inspect
 import shlex
 import shutil
 import tarfile
-import tempfile
 import zipfile
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -27,16 +25,19 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query, UploadFile
+from fastapi import APIRouter, Depends, Query
 from fastapi import Path as InPath
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from broker.contract import MAX_COMMAND_CHARS, MAX_TIMEOUT_SECONDS, TRUNCATION_MARKER, decode_any
+from broker.contract import MAX_COMMAND_CHARS, MAX_TIMEOUT_SECONDS, TRUNCATION_MARKER, Event, decode_any
 from broker.log import Conversations
 from deckhands.client import CommandResult
 from deckhands.server.dependencies import GatewayOf, Reader
+from deckhands.server.files import hold_folder
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.openhands.bash_commands import (
     find_bash_event,
@@ -50,6 +51,7 @@ from deckhands.server.openhands.caller_workspaces import CallerWorkspace, Caller
 from deckhands.server.openhands.conversation_ids import find_conversation
 from deckhands.server.openhands.requests import refuse
 from deckhands.server.problems import Problem
+from deckhands.server.streams import reserve_stream
 
 MAX_PAGE = 100
 MAX_EVENTS_SORTED = 10_000
@@ -109,6 +111,18 @@ class GitDiff(BaseModel):
     original: str | None = None
 
 
+FORM: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file"],
+                "properties": {"file": {"type": "string", "format": "binary"}},
+            }
+        }
+    },
+}
 PathQuery = Annotated[str, Query(min_length=1, max_length=MAX_PATH_CHARS, description="in the workspace")]
 Ref = Annotated[str | None, Query(max_length=200, pattern=r"^[^-\s][^\s]*$", description="compare with this")]
 TrajectoryId = Annotated[str, InPath(max_length=64, description="the UUID of a conversation, or its id")]
@@ -124,15 +138,17 @@ async def start_bash_command(spaces: CallerWorkspaces, asked: BashRequest) -> JS
 
 async def execute_bash_command(spaces: CallerWorkspaces, asked: BashRequest) -> JSONResponse:
     """Run a command, and return its output when it has ended."""
+    reserve_stream(spaces.gateway, spaces.principal)
     workspace = await spaces.find(asked.cwd or "")
     event_id = await _start(spaces, workspace, asked)
-    events = spaces.gateway.follower.tail(workspace.conversation_id, after=event_id, is_lenient=True)
-    async with contextlib.aclosing(events), asyncio.timeout(asked.timeout + 60):
-        async for event in events:
-            fields = to_bash_event(workspace.conversation_id, event)
-            if event.cause == event_id and fields is not None:
-                return JSONResponse(fields)
-    raise Problem(502, "command_failed", "No tool worker has answered the command.")
+    events = spaces.gateway.follower.tail(workspace.conversation_id, after=event_id, is_whole=True, is_lenient=True)
+    with contextlib.suppress(TimeoutError):
+        async with contextlib.aclosing(events), asyncio.timeout(asked.timeout + 60):
+            async for event in events:
+                fields = to_bash_event(workspace.conversation_id, event)
+                if event.cause == event_id and fields is not None:
+                    return JSONResponse(fields)
+    raise Problem(504, "no_answer", "No tool worker has answered the command.", remedy="Search for its output.")
 
 
 async def search_bash_events(
@@ -153,7 +169,7 @@ async def search_bash_events(
     if command_id__eq is not None:
         workspace, event_id = find_bash_event(workspaces, command_id__eq)
         workspaces, after = [workspace], event_id - 1
-    found: list[dict[str, Any]] = []
+    found: list[tuple[CallerWorkspace, Event, dict[str, Any]]] = []
     for workspace in workspaces:
         async for event, fields in load_bash_events(spaces.gateway.client, workspace.conversation_id, after):
             is_own = command_id__eq is None or str(command_id__eq) in (fields["id"], fields.get("command_id"))
@@ -164,19 +180,40 @@ async def search_bash_events(
             )
             is_later = order__gt is None or fields.get("order", order__gt + 1) > order__gt
             if is_own and is_in_time and is_later and match_kind(fields, kind__eq):
-                found.append(fields)
+                found.append((workspace, event, fields))
                 if len(found) > MAX_EVENTS_SORTED:
                     raise Problem(413, "too_many", "There are too many events.", remedy="Search by a command's id.")
             if command_id__eq is not None and fields.get("command_id") == str(command_id__eq):
                 break
     if len(workspaces) > 1:
-        found.sort(key=lambda fields: fields["timestamp"])
+        found.sort(key=lambda one: one[2]["timestamp"])
     if sort_order == "TIMESTAMP_DESC":
         found.reverse()
-    start = next((n for n, fields in enumerate(found) if fields["id"] == page_id), 0)
-    page = found[start : start + limit]
+    start = _find_page([fields["id"] for _, _, fields in found], page_id)
+    page = [await _restore(spaces, workspace, event) for workspace, event, _ in found[start : start + limit]]
     rest = found[start + limit :]
-    return BashPage(items=page, next_page_id=rest[0]["id"] if rest else None)
+    return BashPage(
+        items=[fields for fields in page if fields is not None], next_page_id=rest[0][2]["id"] if rest else None
+    )
+
+
+def _find_page(ids: Sequence[str], page_id: str | None) -> int:
+    """Return the place of the first event of a page.
+
+    Raises:
+        Problem: it is the page of no such event.
+    """
+    if page_id is None:
+        return 0
+    if page_id not in ids:
+        raise Problem(400, "unknown_page", "page_id: there is no such page.", remedy="Start without page_id.")
+    return ids.index(page_id)
+
+
+async def _restore(spaces: CallerWorkspaces, workspace: CallerWorkspace, event: Event) -> dict[str, Any] | None:
+    """Return an event of a command with its long texts."""
+    name = workspace.conversation_id
+    return to_bash_event(name, await spaces.gateway.client.log.blobs.restore_event(name, event))
 
 
 async def get_bash_event(spaces: CallerWorkspaces, event_id: UUID) -> JSONResponse:
@@ -211,16 +248,20 @@ async def stop_bash_command(spaces: CallerWorkspaces, command_id: Annotated[UUID
     return Success()
 
 
-async def upload_file(spaces: CallerWorkspaces, path: PathQuery, file: UploadFile) -> UploadResult:
-    """Write a file into the workspace, completely or not at all."""
+async def upload_file(spaces: CallerWorkspaces, path: PathQuery, request: Request) -> UploadResult:
+    """Write a file into the workspace, completely or not at all. The form has it as `file`."""
     workspace = await spaces.find(path)
     place = workspace.to_relative(path)
     if place == ".":
         raise Problem(422, "bad_path", "The workspace itself is not a file.", remedy="Name a file in it.")
-    async with _folder() as folder:
+    async with hold_folder(spaces.gateway, spaces.principal) as folder:
         source = folder / PurePosixPath(place).name
-        with source.open("wb") as target:
-            await asyncio.to_thread(shutil.copyfileobj, file.file, target)
+        async with request.form(max_files=1, max_fields=0) as form:
+            file = form.get("file")
+            if not isinstance(file, UploadFile):
+                raise Problem(422, "no_file", "The form has no file.", remedy="Send one part with the name `file`.")
+            with source.open("wb") as target:
+                await asyncio.to_thread(shutil.copyfileobj, file.file, target)
         await spaces.gateway.record(spaces.principal, "upload", f"{workspace.conversation_id}/{place}", "")
         await _open(spaces, workspace)
         _, size = await spaces.gateway.client.files.upload(workspace.conversation_id, source, place)
@@ -232,7 +273,7 @@ async def download_file(spaces: CallerWorkspaces, path: PathQuery) -> Response:
     """Download a file of the workspace."""
     workspace = await spaces.find(path, is_needed=False)
     place = workspace.to_relative(path)
-    async with _folder() as folder:
+    async with hold_folder(spaces.gateway, spaces.principal) as folder:
         found = await _fetch(spaces, workspace, place, folder)
         if found.is_symlink() or not found.is_file():
             raise Problem(400, "not_a_file", "The path is a directory.", remedy="Ask for its archive.")
@@ -273,10 +314,12 @@ async def archive_directory(
     if archive_format == "git-delta":
         if base_ref is not None:
             raise refuse("A patch is against the start of the workspace.", "Leave base_ref out, or run `git diff`.")
-        changes = await spaces.gateway.client.files.changes(workspace.conversation_id)
-        return Response(changes.patch, media_type="text/x-diff", headers=_attach("changes.patch"))
+        if place != ".":
+            raise refuse("A patch is of the whole workspace.", "Ask for the path `.`, or for the format tar.gz.")
+        patch = await spaces.gateway.client.files.diff(workspace.conversation_id)
+        return Response(patch, media_type="text/x-diff", headers=_attach("changes.patch"))
     patterns = [*(DEFAULT_EXCLUDES if use_default_excludes else ()), *exclude]
-    async with _folder() as folder:
+    async with hold_folder(spaces.gateway, spaces.principal) as folder:
         found = await _fetch(spaces, workspace, place, folder)
         if not found.is_dir() or found.is_symlink():
             raise Problem(400, "not_a_directory", "The path is not a directory.", remedy="Download it.")
@@ -388,7 +431,7 @@ def _add(router: APIRouter) -> None:
         ("GET", "/bash/bash_events/{event_id}", get_bash_event, {"response_class": JSONResponse}),
         ("DELETE", "/bash/bash_events", clear_bash_events, {"responses": {501: {"description": "a log keeps them"}}}),
         ("POST", "/bash/bash_commands/{command_id}/stop", stop_bash_command, {}),
-        ("POST", "/file/upload", upload_file, {}),
+        ("POST", "/file/upload", upload_file, {"openapi_extra": {"requestBody": FORM}}),
         ("GET", "/file/download", download_file, {"response_class": Response, "responses": FOUND}),
         ("POST", "/file/create_directory", create_directory, {}),
         ("GET", "/file/archive", archive_directory, {"response_class": Response, "responses": FOUND}),
@@ -448,12 +491,13 @@ async def download_trajectory(gateway: GatewayOf, principal: Reader, conversatio
     from deckhands.interop import to_sdk_directory_name, to_sdk_files
 
     found = await find_conversation(gateway, principal, conversation_id)
-    files, _ = to_sdk_files(found, await gateway.client.events(found, is_whole=True))
+    events = await gateway.client.events(found, is_whole=True)
     name = to_sdk_directory_name(found)
-    async with _folder() as folder:
+    async with hold_folder(gateway, principal) as folder:
         packed = folder / "trajectory.zip"
 
         def pack() -> None:
+            files, _ = to_sdk_files(found, events)
             with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
                 for path, text in files.items():
                     archive.writestr(f"{name}/{path}", text)
@@ -477,7 +521,7 @@ async def _show(spaces: CallerWorkspaces, workspace: CallerWorkspace, event_id: 
     events = await spaces.gateway.client.log.read(
         workspace.conversation_id, after=event_id - 1, until=event_id, decode=decode_any
     )
-    fields = to_bash_event(workspace.conversation_id, events[0]) if events else None
+    fields = await _restore(spaces, workspace, events[0]) if events else None
     if fields is None:
         raise Problem(404, "unknown_command", "There is no such command in the workspace.")
     return fields
@@ -515,16 +559,6 @@ async def _fetch(spaces: CallerWorkspaces, workspace: CallerWorkspace, place: st
     await spaces.gateway.client.files.download(workspace.conversation_id, place, target)
     (found,) = target.iterdir()
     return found
-
-
-@asynccontextmanager
-async def _folder() -> AsyncGenerator[Path]:
-    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="deckhands-files-"))
-    try:
-        yield folder
-    except BaseException:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        raise
 
 
 def _send(file: Path, folder: Path, name: str, *, media_type: str = "application/octet-stream") -> Response:

@@ -81,12 +81,6 @@ def test_the_tree_of_errors_is_drawn_whole() -> None:
     assert len({error_class.code for error_class in ours}) == len(ours)
     retryable = {error_class.__name__ for error_class in ours if error_class.retryable}
     assert retryable == {
-        *(
-            "AdmissionRefused",
-            "ConversationBusy",
-            "FunctionsTooOld",
-            "OutcomeUnknown",
-            "ShardsRaised",
-            "StoreUnavailable",
-        )
+        *("AdmissionRefused", "ConversationBusy", "FunctionsTooOld", "OutcomeUnknown", "ShardsRaised"),
+        "StoreUnavailable",
     }

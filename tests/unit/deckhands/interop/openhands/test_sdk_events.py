@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.contract import (
+    AgentSpec,
     AgentState,
     AgentStateChangedObservation,
     CmdOutputObservation,
@@ -25,7 +26,14 @@ from broker.contract import (
     SystemMessageAction,
     ToolCallMetadata,
 )
-from deckhands.interop import SdkConversation, SdkPlace, SdkTranslation, to_sdk_conversation_id, to_sdk_events
+from deckhands.interop import (
+    SdkConversation,
+    SdkPlace,
+    SdkTranslation,
+    to_sdk_agent,
+    to_sdk_conversation_id,
+    to_sdk_events,
+)
 from tests.exploring import examples
 from tests.replay.mixed_history import MixedHistory
 from tests.replay.test_replay import GOLDEN, recorded
@@ -250,3 +258,16 @@ def test_ids_of_conversations_become_uuids() -> None:
     known = "0a5e4c6e-6a2a-4d44-8f8e-2f0c3f1f4a55"
     assert to_sdk_conversation_id(known.replace("-", "")) == known
     assert to_sdk_conversation_id("c1") == to_sdk_conversation_id("c1") != to_sdk_conversation_id("c2")
+
+
+def test_agent_of_a_program_is_shown_with_its_command() -> None:
+    for command, words in (("claude --acp 'a b'", ["claude", "--acp", "a b"]), ("a && b", ["bash", "-c", "a && b"])):
+        found = to_sdk_agent(AgentSpec(name=f"acp:{command}"))
+        assert (found["kind"], found["acp_command"]) == ("ACPAgent", words)
+
+
+def test_client_imports_modules_of_enabled_tools_only() -> None:
+    conversation = SdkConversation("c-1")
+    agent = AgentSpec(enable_cmd=True, enable_editor=False, enable_plan_mode=False, enable_delegation=True)
+    conversation.add(ConversationCreated(id=1, conversation_id="c-1", agent=agent))
+    assert conversation.to_info(SdkPlace())["tool_module_qualnames"].keys() == {"terminal", "task"}
