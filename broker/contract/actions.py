@@ -23,7 +23,7 @@ from broker.contract.events import (
     Observation,
 )
 from broker.contract.kinds import Paragraph
-from broker.contract.observations import AgentThinkObservation
+from broker.contract.observations import AgentThinkObservation, ServerQuestion
 from broker.contract.timing import MessagePolicy
 from broker.contract.tool_arguments import (
     ToolCallError,
@@ -443,11 +443,20 @@ class MCPAction(OfferedToolAction):
     Attributes:
         asks: the call to which the server has answered with questions for the person; this action continues it.
         answers: the person's answers, by the names of the fields.
+        questions: what the server asks, if the person is asked by this action.
     """
 
     kind: Literal["action.call_tool_mcp"] = "action.call_tool_mcp"
     asks: int | None = None
     answers: JsonObject | None = None
+    questions: tuple[ServerQuestion, ...] = ()
+
+    @property
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
+        server = (self.tool or self.name).partition("/")[0]
+        asked = (Paragraph(question.render(server), "action", "  ") for question in self.questions)
+        return (*super().confirmation_paragraphs, *asked)
 
 
 class LoopRecoveryAction(Action):
