@@ -18,6 +18,7 @@ from broker.contract.events import (
     ActionSecurityRisk,
     AgentSpec,
     ConfirmationStatus,
+    Event,
     EventSource,
     JsonObject,
     Observation,
@@ -457,6 +458,11 @@ class MCPAction(OfferedToolAction):
         server = (self.tool or self.name).partition("/")[0]
         asked = (Paragraph(question.render(server), "action", "  ") for question in self.questions)
         return (*super().confirmation_paragraphs, *asked)
+
+
+def asks_for_server(action: Event) -> bool:
+    """Return whether an action that awaits confirmation asks what an MCP server wants to know."""
+    return isinstance(action, MCPAction) and action.asks is not None
 
 
 class LoopRecoveryAction(Action):
