@@ -14,6 +14,7 @@ from broker.contract.actions import MCPAction
 from broker.contract.events import Observation
 from broker.contract.observations import MCPQuestionObservation, ServerQuestion
 from broker.log.invariants import find_violations
+from broker.tools.custom_tools import ToolContext
 from broker.tools.mcp_config import McpServerSpec
 from controller_worker.loop.replay import replay
 from tests.faults.harness import FaultCluster
@@ -22,6 +23,7 @@ from tests.polling import until
 from tests.task_mcp_server import KEY, TaskServer, question, task_server
 from tests.turns import call, finish
 from tool_worker.tools.mcp.connection import ProgramLaunch
+from tool_worker.tools.mcp.reading import make_reading_tools
 from tool_worker.tools.mcp.server import McpServer
 from tool_worker.tools.mcp.servers import make_custom_tools
 from tool_worker.tools.mcp.tasks import MAX_ROUNDS, CallRecord
@@ -273,6 +275,17 @@ async def test_stop_spares_a_task_that_continues_elsewhere(
     await server.aclose()
     assert remote.jobs["task-0"].is_cancelled is not is_continued
     assert (await work.load() is not None) is is_continued
+
+
+@pytest.mark.parametrize("name", ["list_resources", "list_prompts"])
+async def test_model_sets_nothing_but_the_cursor_of_a_list(remote: TaskServer, name: str) -> None:
+    server = McpServer(McpServerSpec(name="remote", url=remote.url, resources=True, prompts=True), _never_launch)
+    (tool,) = [tool for tool in make_reading_tools(server) if tool.offer.name == name]
+    forged = {"cursor": "c", "_meta": {KEY: "forged"}}
+    await tool.run(forged, ToolContext("conversation-1", 8, fingerprint="f"))
+    await server.aclose()
+    assert remote.last_params["cursor"] == "c"
+    assert "forged" not in str(remote.last_params)
 
 
 def _never_launch(spec: McpServerSpec) -> ProgramLaunch:
