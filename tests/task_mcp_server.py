@@ -56,6 +56,7 @@ class TaskServer:
         started: how often each call was started, by the name that the call gives.
         metas: the `_meta` of each call.
         seen: the methods that were asked for.
+        last_params: the parameters of the latest request.
         questions: what the tools that ask want to know.
         responses: the answers to them.
         is_away: it hangs up on every request.
@@ -68,6 +69,7 @@ class TaskServer:
     started: Counter[str] = field(default_factory=Counter)
     metas: list[dict[str, Any]] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
+    last_params: dict[str, Any] = field(default_factory=dict)
     questions: dict[str, Any] = field(default_factory=lambda: {"q1": question()})
     responses: list[Any] = field(default_factory=list)
     is_away: bool = False
@@ -84,6 +86,7 @@ class TaskServer:
             return web.Response(status=202)
         method, params = asked["method"], asked.get("params") or {}
         self.seen[method] += 1
+        self.last_params = params
         found = self._answer(method, params)
         body = {"result": found} if found is not None else {"error": {"code": -32602, "message": "no such thing"}}
         return web.json_response({"jsonrpc": "2.0", "id": asked["id"], **body})

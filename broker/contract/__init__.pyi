@@ -8,6 +8,7 @@ from .actions import AgentFinishAction as AgentFinishAction, AgentRejectAction a
 from .actions import AgentThinkAction as AgentThinkAction, ChangeAgentStateAction as ChangeAgentStateAction
 from .actions import CmdRunAction as CmdRunAction, CondensationAction as CondensationAction
 from .actions import CondensationRequestAction as CondensationRequestAction, LoopRecoveryAction as LoopRecoveryAction
+from .actions import asks_for_server as asks_for_server
 from .actions import MCPAction as MCPAction, MessageAction as MessageAction, OfferedToolAction as OfferedToolAction
 from .actions import RiskyAction as RiskyAction, SystemMessageAction as SystemMessageAction
 from .actions import ToolCallAction as ToolCallAction

@@ -18,12 +18,13 @@ from broker.contract.events import (
     ActionSecurityRisk,
     AgentSpec,
     ConfirmationStatus,
+    Event,
     EventSource,
     JsonObject,
     Observation,
 )
 from broker.contract.kinds import Paragraph
-from broker.contract.observations import AgentThinkObservation
+from broker.contract.observations import AgentThinkObservation, ServerQuestion
 from broker.contract.timing import MessagePolicy
 from broker.contract.tool_arguments import (
     ToolCallError,
@@ -443,6 +444,7 @@ class MCPAction(OfferedToolAction):
     Attributes:
         asks: the call to which the server has answered with questions for the person; this action continues it.
         answers: the person's answers, by the names of the fields.
+        questions: what the server asks, if the person is asked by this action.
     """
 
     answered_by: ClassVar[tuple[str, ...]] = ("observation.mcp", "observation.mcp_question")
@@ -450,6 +452,19 @@ class MCPAction(OfferedToolAction):
     kind: Literal["action.call_tool_mcp"] = "action.call_tool_mcp"
     asks: int | None = None
     answers: JsonObject | None = None
+    questions: tuple[ServerQuestion, ...] = ()
+
+    @property
+    def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Action.confirmation_paragraphs`."""
+        server = (self.tool or self.name).partition("/")[0]
+        asked = (Paragraph(question.render(server), "action", "  ") for question in self.questions)
+        return (*super().confirmation_paragraphs, *asked)
+
+
+def asks_for_server(action: Event) -> bool:
+    """Return whether an action that awaits confirmation asks what an MCP server wants to know."""
+    return isinstance(action, MCPAction) and action.asks is not None
 
 
 class LoopRecoveryAction(Action):

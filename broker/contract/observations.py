@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -318,6 +320,15 @@ class ServerQuestion(EventValue):
     message: str
     fields: JsonObject | None = None
     url: str = ""
+
+    def render(self, server: str) -> str:
+        """Return the question for people. Each line starts with the server's name, so that it imitates nothing else."""
+        said = self.message.split("\n")
+        if self.fields is not None:
+            said.append(f"Fields: {json.dumps(self.fields, ensure_ascii=False)}")
+        elif self.url:
+            said.append(f"Visit {urlsplit(self.url).hostname}: {self.url}")
+        return "\n".join(f"{server}: {line}" for line in said)
 
 
 class MCPQuestionObservation(Observation):

@@ -2,13 +2,18 @@
 
 Holds: tokens are encrypted in the store with the key of the secrets, each for one server and its address. Requests of a
 login go to the server and to the origins that the operator names, wherever the server's metadata points. A worker never
-starts a login that needs a person.
-Keys: `deck:{0}:mcp_tokens` (hash: server → its tokens, encrypted).
+starts a login that needs a person, and never writes one that is not there any more. One process at a time refreshes or
+replaces a login, so that a refresh token is used once.
+Does not: stop a second process whose predecessor stood still for `LOCK_SECONDS` in the middle of a refresh.
+Keys: `deck:{0}:mcp_tokens` (hash: server → its tokens, encrypted; `<server>/lock` → the process that writes them).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
     from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthToken
 
 CLIENT_NAME = "Deckhands"
+LOCK_SECONDS = 60.0
+LOOK_SECONDS = 0.2
 EARLY_SECONDS = 60.0
 """A token is refreshed this long before it expires."""
 
@@ -74,7 +81,7 @@ class McpTokens:
         if found is None:
             return _StoredLogin()
         try:
-            return _StoredLogin.model_validate_json(decrypt(self._require_key(), found, _about(server)))
+            return _StoredLogin.model_validate_json(decrypt(self.require_key(), found, _about(server)))
         except ValidationError:
             return _StoredLogin()
         except ValueError as error:
@@ -82,19 +89,50 @@ class McpTokens:
             raise SecretsLocked(text, remedy=f"Run `deckhands mcp login {server.name}` again. {ONE_KEY}") from error
 
     async def save(self, server: McpServerSpec, login: _StoredLogin) -> None:
-        """Replace a server's login. Idempotent."""
+        """Replace a server's login; the caller has the lock. Idempotent."""
         content = login.model_dump_json(exclude_none=True).encode()
-        await self._store.call("HSET", self._name, server.name, encrypt(self._require_key(), content, _about(server)))
+        await self._store.call("HSET", self._name, server.name, encrypt(self.require_key(), content, _about(server)))
+
+    async def load_sealed(self, name: str) -> bytes | None:
+        """Return a server's login as it is stored, to see whether it has changed."""
+        found: bytes | None = await self._store.call("HGET", self._name, name)
+        return found
 
     async def remove(self, name: str) -> bool:
         """Forget a server's login. Returns False if there is none."""
-        return bool(await self._store.call("HDEL", self._name, name))
+        async with self.lock(name):
+            return bool(await self._store.call("HDEL", self._name, name))
+
+    @asynccontextmanager
+    async def lock(self, name: str) -> AsyncIterator[None]:
+        """Be the only process that writes a server's login; a holder that has died is waited for `LOCK_SECONDS`."""
+        field, own = f"{name}/lock", secrets.token_hex(8).encode()
+        loop = asyncio.get_running_loop()
+        holder, since = None, loop.time()
+        while not await self._store.call("HSETNX", self._name, field, own):
+            found = await self._store.call("HGET", self._name, field)
+            if found != holder:
+                holder, since = found, loop.time()
+            elif loop.time() - since > LOCK_SECONDS:
+                await self._store.call("HDEL", self._name, field)
+                continue
+            await asyncio.sleep(LOOK_SECONDS)
+        try:
+            yield
+        finally:
+            if await self._store.call("HGET", self._name, field) == own:
+                await self._store.call("HDEL", self._name, field)
 
     def now(self) -> float:
         """Return the Unix time in seconds."""
         return self._store.clock.now().timestamp()
 
-    def _require_key(self) -> bytes:
+    def require_key(self) -> bytes:
+        """Return the key of the secrets.
+
+        Raises:
+            SecretsLocked: there is none here.
+        """
         key = self._find_key()
         if key is None:
             raise SecretsLocked("Logins at MCP servers need the key of the secrets.", remedy=ONE_KEY)
@@ -102,10 +140,17 @@ class McpTokens:
 
 
 class _Storage:
-    """The tokens of one server, as the SDK's providers keep them."""
+    """The tokens of one server, as the SDK's providers keep them.
 
-    def __init__(self, tokens: McpTokens, server: McpServerSpec, oauth: OAuthSpec, redirect_uri: str) -> None:
+    Args:
+        new: a login that begins: it replaces the stored one when it has its tokens; None: the stored one.
+    """
+
+    def __init__(
+        self, tokens: McpTokens, server: McpServerSpec, oauth: OAuthSpec, redirect_uri: str, new: _StoredLogin | None
+    ) -> None:
         self._tokens = tokens
+        self._new = new
         self._server = server
         self._oauth = oauth
         self._redirect_uri = redirect_uri
@@ -114,20 +159,31 @@ class _Storage:
     async def get_tokens(self) -> OAuthToken | None:
         from mcp.shared.auth import OAuthToken
 
-        login = await self._tokens.load(self._server)
+        login = await self._load()
         self.expires_at = login.expires_at
         return OAuthToken.model_validate(login.tokens) if login.tokens else None
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        login = await self._tokens.load(self._server)
+        login = await self._load()
+        if login.tokens is None and self._is_persons():
+            raise make_login_needed(self._server)
         login.tokens = tokens.model_dump(mode="json", exclude_none=True)
         login.expires_at = self._tokens.now() + tokens.expires_in - EARLY_SECONDS if tokens.expires_in else None
-        await self._tokens.save(self._server, login)
+        self.expires_at = login.expires_at
+        if self._new is None:
+            await self._tokens.save(self._server, login)
+        else:
+            async with self._tokens.lock(self._server.name):
+                await self._tokens.save(self._server, login)
+
+    def is_due(self, tokens: OAuthToken | None) -> bool:
+        """Return whether the tokens must be read or refreshed before the next request."""
+        return tokens is None or (self.expires_at is not None and self._tokens.now() >= self.expires_at)
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         from mcp.shared.auth import OAuthClientInformationFull
 
-        login = await self._tokens.load(self._server)
+        login = await self._load()
         if login.client:
             return OAuthClientInformationFull.model_validate(login.client)
         if not self._oauth.client_id:
@@ -139,9 +195,19 @@ class _Storage:
         )
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        login = await self._tokens.load(self._server)
+        login = await self._load()
+        if self._is_persons():
+            raise make_login_needed(self._server)
         login.client = client_info.model_dump(mode="json", exclude_none=True)
-        await self._tokens.save(self._server, login)
+        if self._new is None:
+            await self._tokens.save(self._server, login)
+
+    async def _load(self) -> _StoredLogin:
+        return self._new or await self._tokens.load(self._server)
+
+    def _is_persons(self) -> bool:
+        """Return whether only a person's login may create what is to be written."""
+        return self._new is None and self._oauth.grant != "client_credentials"
 
 
 async def require_login(server: McpServerSpec, tokens: McpTokens | None) -> None:
@@ -184,16 +250,35 @@ def make_auth(
 
     oauth = server.oauth
     assert oauth is not None, "the server has no login"
-    storage = _Storage(tokens, server, oauth, redirect_uri)
+    storage = _Storage(tokens, server, oauth, redirect_uri, _StoredLogin() if ask is not None else None)
     if oauth.grant == "client_credentials":
         return ClientCredentialsOAuthProvider(
             server.url, storage, oauth.client_id, oauth.client_secret, scope=oauth.scope or None, issuer=oauth.issuer
         )
 
+    turn = asyncio.Lock()
+
     class Provider(OAuthClientProvider):
-        async def _initialize(self) -> None:
-            await super()._initialize()
-            self.context.token_expiry_time = storage.expires_at  # otherwise an expired token counts as valid
+        async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+            if ask is None:
+                async with turn:
+                    if storage.is_due(self.context.current_tokens):
+                        async with tokens.lock(server.name):
+                            await self._initialize()  # another process may have refreshed or removed the login
+                            if self.context.current_tokens is None:
+                                raise make_login_needed(server)
+                            if storage.is_due(self.context.current_tokens) and self.context.can_refresh_token():
+                                await self._handle_refresh_response((yield await self._refresh_token()))
+            self.context.token_expiry_time = None  # otherwise the SDK refreshes without the lock
+            flow = super()._auth_flow(request)
+            try:
+                outgoing = await anext(flow)
+                while True:
+                    outgoing = await flow.asend((yield outgoing))
+            except StopAsyncIteration:
+                return
+            finally:
+                await flow.aclose()
 
     async def refuse(_: str) -> None:
         raise make_login_needed(server)

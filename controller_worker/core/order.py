@@ -53,7 +53,7 @@ ORDER: tuple[Decision, ...] = (
     confirmation.end_confirmation,
     confirmation.await_answer,  # a question may have a deadline, so this is no plain rest
     lifecycle.rest_unless_working,  # all decisions below are work
-    tools.ask_person,  # the call of a tool continues with the answer
+    tools.ask_person,  # the call of a tool continues with the answer, before calls that wait for their turn
     tools.await_tools,  # the next step needs the results of this one
     delegation.await_delegates,
     inbox.rest_until_message,  # the agent has no task yet

@@ -19,7 +19,8 @@ from controller_worker.providers import Message, TextPart, ToolCall
 EDITED = "A person changed this action before it ran. What ran has:\n{fields}\n\n"
 MAX_EDITED_CHARS = 2_000
 NOT_EDITED = frozenset(
-    {"id", "timestamp", "thought", "confirmation_state", "replaces", "security_risk", "blobs", "answers", "asks"}
+    {"id", "timestamp", "thought", "confirmation_state", "replaces", "security_risk", "blobs"}
+    | {"answers", "asks", "questions"}
 )
 """Fields in which a copy differs from the original action without an edit."""
 

@@ -30,7 +30,9 @@ from mcp.types import CallToolRequest, CallToolRequestParams, EmptyResult
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
+from broker.contract.policies import ConfirmationPolicy
 from broker.runtime.settings import BrokerSettings
+from deckhands.client.changing import Change
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.webhook_jobs import deliver, notify
 from deckhands.server.auth.api_keys import Scope
@@ -327,6 +329,44 @@ async def test_mcp_client_of_tasks_follows_an_agent_as_one(server: Served, tmp_p
     async with mcp(server, await server.token(scopes=["read"]), TasksExtension()) as client:
         with pytest.raises(MCPError, match="scope"):
             await client.session.send_request(CancelTask(params=TaskParams(task_id=created.task_id)), EmptyResult)
+
+
+async def test_mcp_question_of_a_task_is_bound_to_its_event(server: Served, tmp_path: Path) -> None:
+    turns = [{"text": "Which one?"}, run_command("echo blue"), run_command("echo red"), finish("done")]
+    async with mcp(server, await server.token(), TasksExtension()) as client:
+        created = await client.session.send_request(call_as_task("x", script(tmp_path / "m.json", *turns)), ANSWER)
+        assert isinstance(created, CreatedTask)
+        task_id = created.task_id
+
+        async def load() -> dict[str, Any]:
+            state = await client.session.send_request(GetTask(params=TaskParams(task_id=task_id)), TaskState)
+            return dict(state.input_requests or {})
+
+        async def answer(name: str, **content: Any) -> None:
+            responses = {name: {"action": "accept", "content": content}}
+            params = UpdateParams(task_id=task_id, input_responses=responses)
+            await client.session.send_request(UpdateTask(params=params), EmptyResult)
+
+        async def until_asked(text: str) -> str:
+            async def is_asked() -> bool:
+                return text in str(await load())
+
+            await until(is_asked, limit=LIMIT_SECONDS, what=text, every=0.5)
+            (name,) = await load()
+            return name
+
+        asked = await until_asked("Which one?")
+        policy = ConfirmationPolicy(mode="always", analyzer="none")
+        await server.client.change(task_id, Change(confirmation=policy))  # a later event; the question stays
+        assert list(await load()) == [asked]
+        await answer(asked, answer="blue")
+        first = await until_asked("echo blue")
+        await answer(first, confirm=True)
+        second = await until_asked("echo red")
+        await answer(first, confirm=True)  # a late answer to the first question confirms nothing else
+        assert list(await load()) == [second]
+        await answer(second, confirm=True)
+        assert await ended(server, task_id) == "done"
 
 
 async def test_mcp_tools_have_the_keys_rights_and_explain_errors(server: Served) -> None:

@@ -8,17 +8,20 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
 
 from broker.runtime.errors import UsageError
 from broker.store.keys import ShardKeys
+from broker.store.store import Store
 from broker.tools.mcp_config import McpServerSpec, read_servers
-from broker.tools.mcp_login import is_allowed
+from broker.tools.mcp_login import LoginNeeded, McpTokens, is_allowed, make_auth
 from tests.faults.harness import FaultCluster
 from tests.faults.test_mcp_tasks import text_of
 from tests.oauth_mcp_server import CLIENT_ID, CLIENT_SECRET, OAuthServer, oauth_server
@@ -163,3 +166,64 @@ def test_login_may_ask_only_named_origins() -> None:
     refused = ["http://auth.test/", "https://auth.test:8443/", "https://auth.test.evil.test/", "http://127.0.0.1/"]
     assert [is_allowed(server, url) for url in allowed] == [True] * 3
     assert [is_allowed(server, url) for url in refused] == [False] * 4
+
+
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+
+
+@asynccontextmanager
+async def worker_of(store: Store, remote: OAuthServer) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+    """One worker's requests to the server; each returns its status."""
+    server = McpServerSpec.model_validate({"name": "remote", "url": remote.url, "oauth": {"issuer": remote.base}})
+    async with httpx2.AsyncClient(auth=make_auth(server, McpTokens(store, lambda: b"k" * 32))) as client:
+
+        async def post() -> int:
+            return (await client.post(remote.url, json=PING)).status_code
+
+        yield post
+
+
+async def test_two_workers_refresh_one_after_the_other(cluster: FaultCluster, remote: OAuthServer) -> None:
+    environment = settings(cluster, remote)
+    remote.expires_in = 1  # each use refreshes the token, and a refresh token is valid once
+    code, shown = await login(cluster, environment, "remote")
+    assert code == 0, shown
+    store = cluster.client.store
+    async with worker_of(store, remote) as first, worker_of(store, remote) as second:
+        for _ in range(5):
+            assert await asyncio.gather(first(), second()) == [200, 200]
+    assert remote.asked["refresh_token"] >= 2
+    assert await store.call("HKEYS", ShardKeys(0).mcp_tokens) == [b"remote"]
+
+
+async def test_logout_is_not_undone_by_a_refresh(cluster: FaultCluster, remote: OAuthServer) -> None:
+    remote.expires_in = 1
+    code, shown = await login(cluster, settings(cluster, remote), "remote")
+    assert code == 0, shown
+    store = cluster.client.store
+    async with worker_of(store, remote) as post:
+        assert await post() == 200
+        assert await McpTokens(store, lambda: None).remove("remote")
+        with pytest.raises(LoginNeeded):
+            await post()
+    assert not await store.call("EXISTS", ShardKeys(0).mcp_tokens)
+    assert remote.asked["/register"] == 1
+
+
+async def test_failed_login_keeps_the_old_one(cluster: FaultCluster, remote: OAuthServer) -> None:
+    environment = settings(cluster, remote)
+    assert (await login(cluster, environment, "remote"))[0] == 0
+    before = await cluster.client.store.call("HGETALL", ShardKeys(0).mcp_tokens)
+    remote.issuer = "https://elsewhere.test"
+    assert (await login(cluster, environment, "remote"))[0] != 0
+    assert await cluster.client.store.call("HGETALL", ShardKeys(0).mcp_tokens) == before
+
+
+async def test_login_makes_no_key(cluster: FaultCluster, remote: OAuthServer, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    environment = {**settings(cluster, remote), "DECKHANDS_SECRET_KEY": "", "DECKHANDS_HOME": str(home)}
+    code, shown = await login(cluster, environment, "remote")
+    assert code != 0
+    assert "DECKHANDS_SECRET_KEY" in shown
+    assert not list(home.glob("**/secret.key"))
+    assert remote.asked["/authorize"] == 0

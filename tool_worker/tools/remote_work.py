@@ -29,6 +29,9 @@ class RemoteWork:
     Args:
         secrets: Encrypts the record; None: it is stored as it is.
         free_slot: Frees the slot of the action.
+
+    Attributes:
+        is_parked: The action waits without a slot.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class RemoteWork:
         self._attribution = attribution
         self._free_slot = free_slot
         self._fields: set[str] = set()
+        self.is_parked = False
 
     async def load(self, asked_id: int | None = None) -> str | None:
         """Return the record, or None.
@@ -90,7 +94,11 @@ class RemoteWork:
         """Wait in this block without a slot; the death of the worker does not count against the action."""
         await self._attribution.mark_waiting()
         async with self._free_slot():
-            yield
+            self.is_parked = True
+            try:
+                yield
+            finally:
+                self.is_parked = False
         await self._attribution.mark_acting()
 
 

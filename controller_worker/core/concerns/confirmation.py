@@ -51,6 +51,7 @@ FIXED_FIELDS = frozenset({"kind", "id", "timestamp", "source", "cause", "blobs",
     "replaces",
     "thought",
     "asks",
+    "questions",
 }
 """Fields that an edit must not change."""
 
@@ -181,7 +182,11 @@ def apply_answer(state: State, action: RiskyAction, answer: ChangeAgentStateActi
     """Return the events that carry out a user's answer, or ask a user what an MCP server wants to know."""
     if isinstance(answer, MCPQuestionObservation):
         changes: dict[str, Any] = {**_CLEARED, "source": EventSource.ENVIRONMENT, "asks": action.id, "answers": None}
-        changes |= {"confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION, "replaces": None}
+        changes |= {
+            "questions": answer.questions,
+            "confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION,
+            "replaces": None,
+        }
         return Append((action.model_copy(update=changes),))
     copy = _make_confirmed_copy(action, answer)
     if answer.agent_state is AgentState.USER_CONFIRMED and copy is not None:

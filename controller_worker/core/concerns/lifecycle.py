@@ -171,11 +171,14 @@ def rest_unless_working(state: State, now: datetime) -> Effect | None:
 
 
 def _can_announce_end(state: State) -> bool:
-    """Return whether the end of the turn can be announced. Unless it is an error, the turn's other calls come first."""
+    """Return whether the end of the turn can be announced.
+
+    Unless it is an error, the turn's other calls come first, and the questions of MCP servers.
+    """
     if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.PAUSED):
         return False
     is_error = state.lifecycle.ending is AgentState.ERROR
-    return is_error or not (state.tools.pending or delegation.find_unanswered(state))
+    return is_error or not (state.tools.pending or state.tools.questions or delegation.find_unanswered(state))
 
 
 LIFECYCLE = Concern(

@@ -99,8 +99,13 @@ def _make_pending(action: Action, trace: Trace | None) -> PendingAction:
 
 
 def ask_person(state: State, now: datetime) -> Effect | None:
-    """Ask the person what an MCP server wants to know."""
-    return CarryOut(*state.tools.questions[0]) if state.tools.questions else None
+    """Ask the person what an MCP server wants to know, but not while calls run beside it.
+
+    The answer may end the whole turn; the record must not say of a running call that it was not executed.
+    """
+    if not state.tools.questions or (state.setup.agent.tool_concurrency > 1 and find_runnable(state)):
+        return None
+    return CarryOut(*state.tools.questions[0])
 
 
 def await_tools(state: State, now: datetime) -> Effect | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from broker.contract import PlanAction, RiskyAction
+from broker.contract import MCPAction, PlanAction, RiskyAction, asks_for_server
 from broker.runtime import UsageError
 from deckhands.cli.authorship import author_options, by_option, with_author
 from deckhands.cli.command_group import with_options
@@ -24,6 +24,7 @@ SUMMARIES = {
 }
 
 QUESTION = "Run it? [y/N] "
+QUESTION_OF_A_SERVER = "Answer the server, or agree to what it asks? [y/N] "
 QUESTION_OF_A_PLAN = "Carry the plan out? [y/N] "
 
 
@@ -88,13 +89,31 @@ def reject(options: RejectOptions) -> None:
     note("The rejection is in the log.")
 
 
-async def ask_at_terminal(action: RiskyAction) -> bool:
-    """Show an action and read a line; any answer but yes rejects the action."""
+async def ask_at_terminal(action: RiskyAction) -> bool | dict[str, Any]:
+    """Show an action and read a line; any answer but yes rejects the action.
+
+    For a question of an MCP server, return the values of its fields, which are read line by line; none consents alone.
+    """
     if isinstance(action, PlanAction):  # it was printed above in full
         ask(QUESTION_OF_A_PLAN)
     else:
         print_coloured(Renderer(is_coloured=is_coloured(sys.stderr)).render_question(action), err=True)
-        ask(QUESTION)
+        ask(QUESTION_OF_A_SERVER if asks_for_server(action) else QUESTION)
+    if (await _read_line()).lower() not in ("y", "yes"):
+        return False
+    if not isinstance(action, MCPAction) or not asks_for_server(action):
+        return True
+    answers: dict[str, Any] = {}
+    for question in action.questions:
+        for name, field in ((question.fields or {}).get("properties") or {}).items():
+            ask(f"{name}: ")
+            if text := await _read_line():
+                is_text = isinstance(field, dict) and field.get("type") == "string"
+                answers[name] = text if is_text else _parse_value(text)
+    return answers
+
+
+async def _read_line() -> str:
     loop = asyncio.get_running_loop()
     has_line = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), has_line.set)  # a thread blocked in a read cannot be interrupted
@@ -102,7 +121,7 @@ async def ask_at_terminal(action: RiskyAction) -> bool:
         await has_line.wait()
     finally:
         loop.remove_reader(sys.stdin.fileno())
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return sys.stdin.readline().strip()
 
 
 def _parse_edits(edits: tuple[str, ...]) -> dict[str, Any]:
@@ -112,10 +131,13 @@ def _parse_edits(edits: tuple[str, ...]) -> dict[str, Any]:
         name, separator, text = edit.partition("=")
         if not separator or not name:
             raise UsageError(f"--edit {edit!r} is not FIELD=VALUE.", remedy="Write it as in --edit command='ls -l'.")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
         # A command may look like a number.
-        edited[name] = text if name in ("command", "path", "code", "plan") else value
+        edited[name] = text if name in ("command", "path", "code", "plan") else _parse_value(text)
     return edited
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -83,7 +83,7 @@ def login(options: LoginOptions) -> None:
 @click.argument("server")
 @with_options(LogoutOptions)
 def logout(options: LogoutOptions) -> None:
-    """Forget the login at SERVER. Workers that are connected keep it until they connect again."""
+    """Forget the login at SERVER. Workers that are connected use their token until it expires."""
     if not on_cluster(lambda client: _open_tokens(client).remove(options.server)):
         raise UsageError(f"There is no login at {options.server!r}.")
     note(f"The login at {options.server} is forgotten.")
@@ -91,7 +91,7 @@ def logout(options: LogoutOptions) -> None:
 
 def _open_tokens(client: Client) -> McpTokens:
     settings = BrokerSettings.from_env(CliSettings.from_env().environment)
-    return McpTokens(client.store, lambda: load_secret_key(settings, is_made=True))
+    return McpTokens(client.store, lambda: load_secret_key(settings, is_made=False))
 
 
 async def _login(client: Client, server: McpServerSpec, port: int) -> None:
@@ -104,7 +104,8 @@ async def _login(client: Client, server: McpServerSpec, port: int) -> None:
     from mcp.client.auth import OAuthFlowError
 
     tokens = _open_tokens(client)
-    await tokens.remove(server.name)
+    tokens.require_key()  # before a person logs in for nothing
+    before = await tokens.load_sealed(server.name)
 
     async def show(address: str) -> None:
         note("Open this address in a browser on this machine:")
@@ -132,7 +133,7 @@ async def _login(client: Client, server: McpServerSpec, port: int) -> None:
             except (OAuthFlowError, httpx2.HTTPError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
                 raise UsageError(f"The login at {server.name} failed: {why}", remedy="Try again.") from error
-    if (await tokens.load(server)).tokens is None:
+    if await tokens.load_sealed(server.name) == before:
         raise UsageError(f"The MCP server {server.name} asked for no login (status {response.status_code}).")
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -192,7 +193,7 @@ async def _run(settings: CliSettings, task: Task, printer: EventPrinter, *, is_s
         return await run_privately(home, task, settings.environment, watcher)
 
 
-async def _ask(printer: EventPrinter, action: RiskyAction) -> bool:
+async def _ask(printer: EventPrinter, action: RiskyAction) -> bool | dict[str, Any]:
     async with printer.leave_to_user():
         return await ask_at_terminal(action)
 

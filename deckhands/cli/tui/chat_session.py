@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
-from broker.contract import ConfirmationPolicy, Event, ModelReply, RiskyAction
+from broker.contract import ConfirmationPolicy, Event, ModelReply, RiskyAction, asks_for_server
 from broker.coordination import TransferFailed
 from broker.log import LivePiece, LiveText
 from broker.runtime import SYSTEM_CLOCK, DeckhandsError, EventsLost, StoreError, UsageError, new_conversation_id
@@ -138,7 +138,12 @@ class Chat:
         if (asked := self.asked) is not None:
             agrees, reason = parse_answer(typed.text)
             client, name = self._place.client, self._place.conversation_id
-            if agrees:
+            if agrees and asks_for_server(asked):
+                self._notify(
+                    "A bare y does not answer an MCP server.",
+                    f"Run `deckhands confirm {name} --edit answers='{{}}'` with the values of its fields, or type n.",
+                )
+            elif agrees:
                 await client.confirm(name, action_id=asked.id)
             else:
                 await client.reject(name, reason=reason, action_id=asked.id)

@@ -8,7 +8,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import Footer, RichLog, Static
 
-from broker.contract import Event, RiskyAction
+from broker.contract import Event, RiskyAction, asks_for_server
 from broker.runtime import SYSTEM_CLOCK, CorruptEntry, DeckhandsError, StoreError
 from deckhands.cli.commands.why import lines_of
 from deckhands.cli.tui.actions import run_action, run_with_notice
@@ -139,6 +139,10 @@ class OneConversation(Screen[None]):
         """Run the displayed action."""
         if self._asked is None:
             self.notify("No action awaits confirmation.", markup=False)
+            return
+        if asks_for_server(self._asked):
+            text = f"Answer the server by `deckhands confirm {self._conversation_id} --edit answers=...`, or reject."
+            self.notify(clean_line(text, limit=500), markup=False)
             return
         work = self._client.confirm(self._conversation_id, action_id=self._asked.id)
         self.notify(clean_line(await run_with_notice(work, "The action runs."), limit=500), markup=False)

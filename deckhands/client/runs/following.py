@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
 
-from broker.contract import AgentState, ChangeAgentStateAction, ConfirmationStatus, Event, ModelReply, RiskyAction
+from broker.contract import (
+    AgentState,
+    ChangeAgentStateAction,
+    ConfirmationStatus,
+    Event,
+    ModelReply,
+    RiskyAction,
+    asks_for_server,
+)
 from broker.runtime import EventsLost
 from deckhands.client.client import Client
 from deckhands.client.reading.summary import Tally
@@ -19,7 +28,8 @@ ANSWER_SECONDS = 1.0
 """How often to check that the log still has an answer that nothing has followed yet."""
 
 OnEvent = Callable[[Event], None]
-Ask = Callable[[RiskyAction], Awaitable[bool]]
+Ask = Callable[[RiskyAction], Awaitable[bool | Mapping[str, Any]]]
+"""Returns whether an action may run; for a question of an MCP server, also the person's answers."""
 
 
 async def follow(
@@ -36,7 +46,7 @@ async def follow(
 
     Args:
         tally: collects the events.
-        ask: returns whether an action may run; None: no user is present, and a question ends following.
+        ask: see `Ask`; None: no user is present, and a question ends following.
         show_rest: called before each reply is passed on.
         reply: returns a message for an agent that waits for one; None: its question ends following.
     """
@@ -103,8 +113,13 @@ class _RunFollower:
                 continue
             if self._ask is None or asked is None:
                 return
-            answer = self._client.confirm if await self._ask(asked) else self._client.reject
-            await answer(self._conversation_id, action_id=asked.id)
+            said = await self._ask(asked)
+            is_answered = isinstance(said, Mapping)
+            if is_answered or (said and not asks_for_server(asked)):
+                edited = {"answers": said} if is_answered else {}
+                await self._client.confirm(self._conversation_id, action_id=asked.id, edited=edited)
+            else:
+                await self._client.reject(self._conversation_id, action_id=asked.id)
             self._answered_at = tally.last_event_id
 
     def without_answer(self, lost: EventsLost) -> int:

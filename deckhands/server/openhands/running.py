@@ -18,6 +18,7 @@ from broker.contract import (
     Observation,
     WorkspaceSpec,
     action_kinds,
+    asks_for_server,
 )
 from broker.runtime import ConversationMoved, DeckhandsError, UsageError, new_conversation_id
 from deckhands.client import QUESTION_LABELS, QUESTION_PREFIX, Change, Client, NotSettled, derive_title
@@ -37,6 +38,8 @@ _FURTHER_FLAGS = frozenset({"enable_search", "enable_browsing_delegate"})
 """The fields of an agent that offer tools which have no kind of action to themselves."""
 MAX_ATTEMPTS = 10
 """How often a message is written again because the log has grown meanwhile."""
+
+NO_FORM = "The person's program cannot show the form of the MCP server, so it was not answered."
 
 
 async def send_message(
@@ -87,9 +90,18 @@ async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, con
 
 
 async def confirm(client: Client, conversation_id: str) -> None:
-    """Run the action that awaits confirmation; nothing happens if none does any more."""
+    """Run the action that awaits confirmation; nothing happens if none does any more.
+
+    A question of an MCP server is rejected: OpenHands has no form for its answers.
+    """
+    asked_id = (await client.summary(conversation_id)).asked_id
     try:
-        await client.confirm(conversation_id)
+        if asked_id is not None:
+            (asked, *_) = await client.events(conversation_id, after=asked_id - 1)
+            if asks_for_server(asked):
+                await client.reject(conversation_id, reason=NO_FORM, action_id=asked_id)
+                return
+        await client.confirm(conversation_id, action_id=asked_id)
     except UsageError as error:
         raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
 

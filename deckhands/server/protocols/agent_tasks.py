@@ -11,6 +11,7 @@ scope of the equivalent route.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp import MCPError
@@ -19,7 +20,7 @@ from mcp.server.extension import Extension, MethodBinding
 from mcp.types import INVALID_PARAMS, CallToolRequestParams, CallToolResult, RequestParams, TextContent
 from pydantic import Field
 
-from broker.contract import AgentState
+from broker.contract import AgentState, AgentStateChangedObservation, MCPAction, RiskyAction
 from broker.runtime import DeckhandsError
 from deckhands.client import MAX_TASK_CHARS
 from deckhands.server.auth.api_keys import Scope
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 EXTENSION = "io.modelcontextprotocol/tasks"
 VERSIONS = frozenset({"2026-07-28"})
 POLL_MS = 1000
+MAX_SHOWN_CHARS = 8_000
 NOT_ANSWERED = "The question was not answered."
 COMPLETE = {"resultType": "complete"}
 STATUSES = {
@@ -98,7 +100,7 @@ class AgentTasks(Extension):
 
     async def _get(self, ctx: Context, params: TaskParams) -> HandlerResult:
         await self._require(ctx, params.task_id, Scope.READ)
-        state, last_id = await self._load_state(params.task_id)
+        state, _ = await self._load_state(params.task_id)
         about = {**await self._describe(params.task_id, state), **COMPLETE}
         if about["status"] == "completed":
             is_error = state.state != AgentState.FINISHED
@@ -107,13 +109,15 @@ class AgentTasks(Extension):
             result = CallToolResult(content=content, structured_content=data, is_error=is_error)
             about["result"] = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         elif about["status"] == "input_required":
-            about["inputRequests"] = {_name_question(last_id): _make_question(state)}
+            question = await self._load_question(params.task_id)
+            about["inputRequests"] = {question.key: _make_question(state, question)}
         return about
 
     async def _update(self, ctx: Context, params: UpdateParams) -> HandlerResult:
         principal = await self._require(ctx, params.task_id, Scope.WRITE)
         state, last_id = await self._load_state(params.task_id)
-        key = _name_question(last_id)
+        question = await self._load_question(params.task_id)
+        key = question.key
         response = params.input_responses.get(key)
         if STATUSES.get(AgentState(state.state)) != "input_required" or not isinstance(response, dict):
             return COMPLETE  # answered before, or never asked
@@ -126,17 +130,26 @@ class AgentTasks(Extension):
             answer = content.get("answer") if is_accepted else NOT_ANSWERED
             if not isinstance(answer, str) or not 0 < len(answer) <= MAX_TASK_CHARS:
                 raise MCPError(INVALID_PARAMS, f"`answer` must be a text of 1 to {MAX_TASK_CHARS} characters.")
-            await client.send_message(params.task_id, answer)
-        elif is_accepted and content.get("confirm") is True:
-            await client.confirm(params.task_id)
+            await client.send_message(params.task_id, answer, seen_id=last_id)
+        elif is_accepted and (question.fields or content.get("confirm") is True):
+            edited = {"answers": content if question.fields else {}} if question.is_servers else {}
+            await client.confirm(params.task_id, action_id=question.action_id, edited=edited)
         else:
-            await client.reject(params.task_id)
+            await client.reject(params.task_id, action_id=question.action_id)
         return COMPLETE
 
     async def _cancel(self, ctx: Context, params: TaskParams) -> HandlerResult:
         principal = await self._require(ctx, params.task_id, Scope.OPERATE)
         await self._gateway.client_for(principal, "cancel", "tasks/cancel").cancel(params.task_id)
         return COMPLETE
+
+    async def _load_question(self, conversation_id: str) -> _Question:
+        """Return what the conversation waits for, as its last change of state says."""
+        events = await self._gateway.client.events(conversation_id, is_whole=True, is_lenient=True)
+        change = next((event for event in reversed(events) if isinstance(event, AgentStateChangedObservation)), None)
+        action_id = change.action_id if change is not None else None
+        action = next((event for event in events if action_id is not None and event.id == action_id), None)
+        return _Question(change.id if change is not None else 0, action if isinstance(action, RiskyAction) else None)
 
     async def _require(self, ctx: Context, conversation_id: str, scope: Scope) -> Principal:
         """Return the principal of a request, if its key has the scope and may see the conversation.
@@ -167,15 +180,56 @@ class AgentTasks(Extension):
         return about | ({"statusMessage": state.state} if state is not None else {})
 
 
-def _name_question(last_id: int) -> str:
-    return f"event-{last_id}"
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a conversation waits for.
+
+    Attributes:
+        asked_id: the event that asked.
+        action: the action that awaits confirmation; None if the agent waits for a message.
+    """
+
+    asked_id: int
+    action: RiskyAction | None
+
+    @property
+    def key(self) -> str:
+        """Its name, which later events do not change."""
+        return f"event-{self.asked_id}"
+
+    @property
+    def action_id(self) -> int | None:
+        return self.action.id if self.action is not None else None
+
+    @property
+    def is_servers(self) -> bool:
+        """Whether an MCP server asks."""
+        return isinstance(self.action, MCPAction) and self.action.asks is not None
+
+    @property
+    def forms(self) -> list[dict[str, Any]]:
+        """The forms of an MCP server."""
+        asked = self.action.questions if isinstance(self.action, MCPAction) else ()
+        return [question.fields for question in asked if question.fields is not None]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of all forms, by their names."""
+        return {name: field for form in self.forms for name, field in (form.get("properties") or {}).items()}
 
 
-def _make_question(state: TaskState) -> dict[str, Any]:
-    is_confirmation = state.state == AgentState.AWAITING_USER_CONFIRMATION
-    name, kind = ("confirm", "boolean") if is_confirmation else ("answer", "string")
-    message = "May the agent run the action that it has proposed?" if is_confirmation else state.message
-    form = {"type": "object", "properties": {name: {"type": kind}}, "required": [name]}
+def _make_question(state: TaskState, question: _Question) -> dict[str, Any]:
+    message, form = state.message, {"properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    if question.action is not None:
+        shown = "\n".join(paragraph.text for paragraph in question.action.confirmation_paragraphs)
+        if len(shown) > MAX_SHOWN_CHARS:
+            shown = f"{shown[:MAX_SHOWN_CHARS]}\n… {len(shown)} characters in all; the log of the task has them."
+        message = f"May the agent run this action?\n{shown}"
+        form = {"properties": {"confirm": {"type": "boolean"}}, "required": ["confirm"]}
+    if question.fields:
+        required = [name for one in question.forms for name in one.get("required") or ()]
+        form = {"properties": question.fields, "required": required}
+    form = {"type": "object", **form}
     return {
         "method": "elicitation/create",
         "params": {"mode": "form", "message": message or "The agent waits for you.", "requestedSchema": form},

@@ -33,7 +33,7 @@ from acp.schema import (
     TextResourceContents,
 )
 
-from broker.contract import AgentState, Event, RiskyAction, add_remedy
+from broker.contract import AgentState, Event, MCPAction, RiskyAction, add_remedy, asks_for_server
 from broker.runtime import DeckhandsError
 from deckhands.client import AsyncConversation, ExitCode, Summary
 from deckhands.server.protocols.editor_updates import SessionUpdates, confirmation_call
@@ -46,6 +46,7 @@ OPTIONS = [
     PermissionOption(option_id=ALLOW, name="Allow", kind="allow_once"),
     PermissionOption(option_id=REJECT, name="Reject", kind="reject_once"),
 ]
+NO_FORM = "The editor cannot show the form of the MCP server, so the user has not answered it."
 REFUSED = "The user has refused this action."
 
 _log = logging.getLogger(__name__)
@@ -155,7 +156,14 @@ class EditorAgent:
         answer = await self._editor.request_permission(talk.id, confirmation_call(action), OPTIONS)
         if not isinstance(answer.outcome, AllowedOutcome):
             return False
-        if answer.outcome.option_id == ALLOW:
+        if isinstance(action, MCPAction) and asks_for_server(action):
+            # An editor has no forms: the user can only agree to visit an address.
+            has_form = any(question.fields is not None for question in action.questions)
+            if answer.outcome.option_id == ALLOW and not has_form:
+                await talk.confirm(action_id=action.id, edited={"answers": {}})
+            else:
+                await talk.reject(action_id=action.id, reason=NO_FORM if has_form else REFUSED)
+        elif answer.outcome.option_id == ALLOW:
             await talk.confirm(action_id=action.id)
         else:
             await talk.reject(action_id=action.id, reason=REFUSED)

@@ -19,7 +19,7 @@ from tool_worker.tools.mcp.server import McpServer
 from tool_worker.tools.offered import choose_images
 
 if TYPE_CHECKING:
-    from mcp.types import Request, Result
+    from mcp.types import PaginatedRequestParams, Request, Result
 
     MakeRequest = Callable[[dict[str, Any]], tuple[Request[Any, Any], type[Result]]]
 
@@ -98,10 +98,17 @@ def _take_images(plain: dict[str, Any]) -> list[str]:
     return images
 
 
-def _list_resources(arguments: dict[str, Any]) -> tuple[Request[Any, Any], type[Result]]:
-    from mcp.types import ListResourcesRequest, ListResourcesResult, PaginatedRequestParams
+def _make_page(arguments: dict[str, Any]) -> PaginatedRequestParams:
+    """Return the cursor alone: the model must not set other fields of the request, such as its `_meta`."""
+    from mcp.types import PaginatedRequestParams
 
-    return ListResourcesRequest(params=PaginatedRequestParams.model_validate(arguments)), ListResourcesResult
+    return PaginatedRequestParams.model_validate({"cursor": arguments.get("cursor")})
+
+
+def _list_resources(arguments: dict[str, Any]) -> tuple[Request[Any, Any], type[Result]]:
+    from mcp.types import ListResourcesRequest, ListResourcesResult
+
+    return ListResourcesRequest(params=_make_page(arguments)), ListResourcesResult
 
 
 def _read_resource(arguments: dict[str, Any]) -> tuple[Request[Any, Any], type[Result]]:
@@ -112,9 +119,9 @@ def _read_resource(arguments: dict[str, Any]) -> tuple[Request[Any, Any], type[R
 
 
 def _list_prompts(arguments: dict[str, Any]) -> tuple[Request[Any, Any], type[Result]]:
-    from mcp.types import ListPromptsRequest, ListPromptsResult, PaginatedRequestParams
+    from mcp.types import ListPromptsRequest, ListPromptsResult
 
-    return ListPromptsRequest(params=PaginatedRequestParams.model_validate(arguments)), ListPromptsResult
+    return ListPromptsRequest(params=_make_page(arguments)), ListPromptsResult
 
 
 def _get_prompt(arguments: dict[str, Any]) -> tuple[Request[Any, Any], type[Result]]:

@@ -3,7 +3,7 @@
 Holds: one connection serves all calls of a worker, and the next call replaces a broken one. A call uses the same
 connection on which its tool was checked. A server's program runs in a separate sandbox, without a workspace, and ends
 with its connection.
-Does not: offer sampling, elicitation or roots to a server; it only gets calls.
+Does not: offer sampling or roots to a server. It may ask the person only in its answer to a call or for a task.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class McpServer:
 
     Attributes:
         changed: Set when its tools may have changed.
+        waiting: Number of its tasks that are waited for.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class McpServer:
         self._launch = launch
         self._connect_limit_seconds = connect_limit_seconds
         self.changed = asyncio.Event()
+        self.waiting = 0
         self._turn = asyncio.Lock()
         self._connection: McpConnection | None = None
         self._was_reached = False
@@ -200,7 +202,11 @@ class McpServer:
         from tool_worker.tools.mcp.tasks import EXTENSION, poll_task
 
         server = self.spec.name
-        state = await poll_task(lambda: self._load_task(name, task_id), poll_seconds, answered)
+        self.waiting += 1
+        try:
+            state = await poll_task(lambda: self._load_task(name, task_id), poll_seconds, answered)
+        finally:
+            self.waiting -= 1
         if state is None:
             raise AnswerLost(f"The MCP server {server} has been away for too long during {name}.", remedy=CHECK_FIRST)
         said = f" It says: {state.status_message[:SHOWN_CHARS]}" if state.status_message else ""

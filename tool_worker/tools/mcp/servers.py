@@ -62,6 +62,9 @@ LONGEST_PAUSE_SECONDS = 60.0
 POLL_SECONDS = 60.0
 """Polling interval of servers that cannot announce changes of their tools."""
 
+MAX_WAITING = 1_000
+"""Tasks of one server that a worker waits for; with so many, it starts no further calls there."""
+
 Publish = Callable[[Sequence[ToolOffer]], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
@@ -202,7 +205,8 @@ def _make_custom_tool(server: McpServer, tool: Tool) -> CustomTool:
         return await _Call(server, tool, offer, arguments, context).run()
 
     async def check(arguments: dict[str, Any], context: ToolContext) -> Observation:
-        found = await _Call(server, tool, offer, arguments, context).resume()
+        call = _Call(server, tool, offer, arguments, context)
+        found = await call.resume() or await call.repeat_answer()
         return OutcomeUnknownObservation(content=UNKNOWN_TEXT) if found is None else found
 
     seconds = server.spec.timeout + server.spec.task_timeout + 2 * CONNECT_LIMIT_SECONDS
@@ -225,10 +229,16 @@ class _Call:
 
         if (found := await self.resume()) is not None:
             return found
+        if (asked := await self._load_asked()) is not None:
+            return await self._continue(asked)
+        if self._asks is not None:
+            raise ToolFailed(f"The questions of {self.tool.name} are not known any more. Nothing was called.")
+        name, waiting = self.server.spec.name, self.server.waiting
+        if waiting >= MAX_WAITING:
+            text = f"This tool worker already waits for {waiting} tasks of the MCP server {name}. Nothing was called."
+            raise ToolFailed(text, remedy="Call the tool again when some of them have ended.")
         own = self.context.idempotency_key
-        record = CallRecord(server=self.server.spec.name, owner=own, key=own)
-        asks = self.context.asks if isinstance(self.context, RemoteContext) else None
-        return await (self._call(record) if asks is None else self._continue(asks))
+        return await self._call(CallRecord(server=name, owner=own, key=own))
 
     async def resume(self) -> Observation | None:
         """Continue with the task or the questions that an earlier worker has recorded; None if there are none."""
@@ -240,29 +250,46 @@ class _Call:
             return None
         return self._ask(record) if record.questions else await self._await_task(record)
 
+    async def repeat_answer(self) -> Observation | None:
+        """Answer a task's questions again, which has no second effect; None if this call answers none of a task."""
+        asked = await self._load_asked()
+        return await self._continue(asked) if asked is not None and asked.task_id else None
+
+    @property
+    def _asks(self) -> int | None:
+        return self.context.asks if isinstance(self.context, RemoteContext) else None
+
     @property
     def _work(self) -> RemoteWork | None:
         return self.context.work if isinstance(self.context, RemoteContext) else None
 
-    async def _continue(self, asks: int) -> Observation:
-        """Continue an earlier call with the person's answers."""
-        from tool_worker.tools.mcp.tasks import CallRecord, make_responses
+    async def _load_asked(self) -> CallRecord | None:
+        """Return the record of the call that this one continues, with its questions; None if there is none."""
+        from tool_worker.tools.mcp.tasks import CallRecord
+
+        if self._asks is None or self._work is None:
+            return None
+        asked = CallRecord.parse(await self._work.load(self._asks), server=self.server.spec.name, owner=None)
+        return asked if asked is not None and asked.questions else None
+
+    async def _continue(self, asked: CallRecord) -> Observation:
+        """Continue an earlier call with the person's answers. A bare confirmation consents to nothing."""
+        from tool_worker.tools.mcp.tasks import MAX_ROUNDS, make_responses
 
         assert isinstance(self.context, RemoteContext)
-        text = await self._work.load(asks) if self._work is not None else None
-        asked = CallRecord.parse(text, server=self.server.spec.name, owner=None)
-        if asked is None or not asked.questions:
-            raise ToolFailed(f"The questions of {self.tool.name} are not known any more. Nothing was called.")
         record = asked.model_copy(update={"owner": self.context.idempotency_key, "questions": (), "state": None})
         try:
-            responses = make_responses(asked.questions, self.context.answers or {})
+            responses = make_responses(asked.questions, self.context.answers)
         except ValueError as error:
+            if asked.rounds >= MAX_ROUNDS:
+                raise await self._give_up(asked, f"the person was asked {MAX_ROUNDS} times") from error
             again = asked.model_copy(update={"owner": record.owner, "rounds": asked.rounds + 1})
             return await self._record_questions(again, f"{error} ")
         if not record.task_id:
             return await self._call(record, responses, asked.state)
         record = record.model_copy(update={"answered": (*record.answered, *responses)})
         await self.server.answer_task(self.tool.name, record.task_id, responses)
+        failpoint("tool.question_answered")
         await self._save(record)
         return await self._await_task(record)
 
@@ -310,11 +337,30 @@ class _Call:
         except asyncio.CancelledError:
             # Not on a worker's shutdown: the next worker polls the same task.
             if self.context.is_cancelled:
-                await asyncio.shield(asyncio.create_task(self.server.cancel_task(record.task_id)))
+                await asyncio.shield(asyncio.create_task(self._stop(record)))
             raise
         except MCPError as error:
             return self._observe_failure(error)
         return await self._observe(answer, record)
+
+    async def _stop(self, record: CallRecord) -> None:
+        """End the task of a stopped call. If another worker has carried the call on, the task is not ours to end."""
+        from tool_worker.tools.mcp.tasks import CallRecord
+
+        if self._work is not None:
+            found = CallRecord.parse(await self._work.load(), server=record.server, owner=record.owner)
+            if found is None or found.questions:
+                _log.info("the task of %s is not ended: another worker carries the call on", self.tool.name)
+                return
+        await self.server.cancel_task(record.task_id)
+        if self._work is not None:
+            await self._work.forget()
+
+    async def _give_up(self, record: CallRecord, reason: object) -> ToolFailed:
+        """End the task of a call that is asked no more; return its error."""
+        if record.task_id:
+            await self.server.cancel_task(record.task_id)
+        return ToolFailed(f"The MCP server {self.server.spec.name} did not complete {self.tool.name}: {reason}.")
 
     async def _observe(self, answer: CallToolResult | InputRequiredResult, record: CallRecord) -> Observation:
         from mcp.types import InputRequiredResult
@@ -331,10 +377,7 @@ class _Call:
             most = MAX_QUESTIONS if record.rounds < MAX_ROUNDS and self._work is not None else 0
             questions = tuple(_clean_question(question) for question in parse_questions(asked, most))
         except ValueError as error:
-            if record.task_id:
-                await self.server.cancel_task(record.task_id)
-            server, name = self.server.spec.name, self.tool.name
-            raise ToolFailed(f"The MCP server {server} did not complete {name}: {error}.") from error
+            raise await self._give_up(record, error) from error
         changes = {"questions": questions, "state": answer.request_state, "rounds": record.rounds + 1}
         return await self._record_questions(record.model_copy(update=changes))
 
@@ -343,13 +386,9 @@ class _Call:
         return self._ask(record, note)
 
     def _ask(self, record: CallRecord, note: str = "") -> MCPQuestionObservation:
-        said = "\n".join(
-            f"{question.message} {question.url}".strip()
-            if question.fields is None
-            else f"{question.message}\nFields: {json.dumps(question.fields, ensure_ascii=False)}"
-            for question in record.questions
-        )
-        content = f"{note}The MCP server {self.server.spec.name} asks the person:\n{said}"
+        server = self.server.spec.name
+        said = "\n".join(question.render(server) for question in record.questions)
+        content = f"{note}The MCP server {server} asks the person:\n{said}"
         return MCPQuestionObservation(content=content, name=self.offer.name, questions=record.questions)
 
     def _observe_failure(self, error: MCPError) -> MCPObservation:
@@ -427,8 +466,17 @@ def _clean_question(question: ServerQuestion) -> ServerQuestion:
         raise ValueError("the name of a question has characters that are not seen")
     changes: dict[str, Any] = {"message": clean(question.message), "url": clean(question.url)}
     if question.fields is not None:
-        changes["fields"] = _clean_schema(question.fields)
+        changes["fields"] = _clean_strings(_clean_schema(question.fields))
     return question.model_copy(update=changes)
+
+
+def _clean_strings(part: Any) -> Any:
+    """Return a part of a form with all of its texts clean: people read every one, and none checks arguments."""
+    if isinstance(part, dict):
+        return {key: _clean_strings(item) for key, item in part.items()}
+    if isinstance(part, list):
+        return [_clean_strings(item) for item in part]
+    return clean(part) if isinstance(part, str) else part
 
 
 def _clean_schema(schema: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ with the same task. A server that is away meanwhile is asked again.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -41,6 +42,8 @@ MAX_QUESTIONS = 10
 MAX_QUESTION_CHARS = 8_000
 MAX_ROUNDS = 10
 """How often a server may ask during one call."""
+_PLAIN_ADDRESS = re.compile(r"https://[A-Za-z0-9.:\[\]-]+(?:[/?#][!-\[\]-~]*)?")
+"""An address of visible ASCII characters, without a user's name, and without backslashes, which browsers rewrite."""
 
 TaskId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
@@ -194,33 +197,53 @@ def parse_questions(requests: Mapping[str, Any], most: int = MAX_QUESTIONS) -> t
         except ValidationError as error:
             raise ValueError("it asks for what only a person's program has, such as a model or files") from error
         if isinstance(asked, ElicitRequestURLParams):
-            if urlsplit(asked.url).scheme != "https":
-                raise ValueError("it asks the person to visit an address that is not https")
+            _check_address(asked.url)
             question = ServerQuestion(key=key, message=asked.message, url=asked.url)
         else:
             question = ServerQuestion(key=key, message=asked.message, fields=asked.requested_schema)
         if len(key) > MAX_ID_CHARS or len(question.model_dump_json()) > MAX_QUESTION_CHARS:
             raise ValueError(f"a question has more than {MAX_QUESTION_CHARS} characters")
         found.append(question)
+    names = [name for question in found for name in _find_properties(question)]
+    if len(names) != len(set(names)):
+        raise ValueError("two of its forms have a field of the same name")
     return tuple(found)
 
 
-def make_responses(questions: Sequence[ServerQuestion], answers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _check_address(url: str) -> None:
+    """Check that people see where an address leads.
+
+    Raises:
+        ValueError: They do not; the text says why.
+    """
+    if not url.startswith("https://"):
+        raise ValueError("it asks the person to visit an address that is not https")
+    if not _PLAIN_ADDRESS.fullmatch(url) or not urlsplit(url).hostname:
+        raise ValueError("it asks the person to visit an address with a user's name, or with unusual characters")
+
+
+def _find_properties(question: ServerQuestion) -> Mapping[str, Any]:
+    properties = (question.fields or {}).get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def make_responses(questions: Sequence[ServerQuestion], answers: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Return the responses to a server's questions.
 
     Args:
-        answers: The values of all forms together, by the names of their fields.
+        answers: The values of all forms together, by the names of their fields; None: a bare confirmation.
 
     Raises:
-        ValueError: A field that a form requires is missing, or a value cannot be one of a form.
+        ValueError: There are no answers, a field that a form requires is missing, or a value cannot be one of a form.
     """
+    if answers is None:
+        raise ValueError("The confirmation has no `answers`; to agree without any values, give {}.")
     responses = {}
     for question in questions:
         if question.fields is None:
             responses[question.key] = {"action": "accept"}
             continue
-        properties = question.fields.get("properties")
-        names = properties if isinstance(properties, dict) else {}
+        names = _find_properties(question)
         required = question.fields.get("required")
         missing = [name for name in required if name not in answers] if isinstance(required, list) else []
         if missing:

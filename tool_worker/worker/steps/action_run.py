@@ -33,6 +33,7 @@ class ActionRun:
         refusal: If given, the answer to the action; the action does not run.
         work: Record of the work that the action has started elsewhere; None where nothing is recorded.
         traceparent: Span of the action; None without tracing.
+        is_recorded: Our observation is the one in the log; False also if another worker's is.
         action: The action with its long texts in full.
         request: The request to the workspace host.
         result: The reply of the workspace host.
@@ -45,6 +46,7 @@ class ActionRun:
     refusal: DeckhandsError | None = None
     work: RemoteWork | None = None
     traceparent: str | None = None
+    is_recorded: bool = False
     action: Action = field(init=False)
     tool: Tool = field(init=False)
     request: HostRequest = field(init=False)

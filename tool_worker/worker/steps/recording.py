@@ -9,7 +9,7 @@ import logging
 
 from broker.contract import ErrorObservation, Observation, codec
 from broker.coordination import Figures
-from broker.log import EventLog, record_gap
+from broker.log import Appended, EventLog, record_gap
 from broker.runtime import CorruptEntry, EventsLost, EventUnfit, failpoint
 from broker.secrets import SecretsLocked
 from tool_worker.tools import make_replacement
@@ -62,7 +62,7 @@ class Recorder:
         is_unread = isinstance(observation, ErrorObservation) and observation.error_id == CorruptEntry.code
         checksum = "" if is_unread else codec.checksum_of(delivery.entry)
         try:
-            await log.append_observation(
+            outcome = await log.append_observation(
                 delivery.conversation_id,
                 observation,
                 worker_id=self._worker_id,
@@ -70,6 +70,7 @@ class Recorder:
                 checksum=checksum,
                 fingerprint=run.fingerprint if hasattr(run, "action") else "",
             )
+            run.is_recorded = isinstance(outcome, Appended)
         except EventsLost as lost:
             _log.warning("an action is no longer in its log: %s", lost.message)
             await record_gap(self._log, lost, noticed_by="the tool worker that carried it out")

@@ -1,7 +1,8 @@
 """The running calls of custom tools in this worker, so that they can be stopped.
 
 Holds: a call is notified within a second if it was stopped, or if the log already answers it because its conversation
-was stopped, no matter which worker got the order. Coroutines are cancelled; threads and remote tasks are asked to stop.
+was stopped, no matter which worker got the order; a call that waits for work elsewhere, within ten. Coroutines are
+cancelled; threads and remote tasks are asked to stop.
 Does not: append anything; the call was answered when it was stopped.
 """
 
@@ -19,6 +20,8 @@ from tool_worker.tools import OfferedTools, RemoteContext
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 CHECK_SECONDS = 0.5
+LONGEST_CHECK_SECONDS = 8.0
+"""Between two looks at the store for a call that waits for work elsewhere; a worker may have a thousand of them."""
 STOP_LIMIT_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -48,7 +51,11 @@ class RunningCalls:
         task = asyncio.create_task(call, name=f"call {key[1]} of {key[0]}")
         self._running[key] = (task, context)
         try:
-            while not (await asyncio.wait({task}, timeout=CHECK_SECONDS))[0]:
+            pause = CHECK_SECONDS
+            while not (await asyncio.wait({task}, timeout=pause))[0]:
+                work = context.work if isinstance(context, RemoteContext) else None
+                is_waiting = work is not None and work.is_parked
+                pause = min(2 * pause, LONGEST_CHECK_SECONDS) if is_waiting else CHECK_SECONDS
                 if context.is_cancelled or await self._is_answered(*key[:2]):
                     self.stop(*key[:2])
                     break
@@ -102,8 +109,11 @@ async def call_offered_tool(
 
 
 async def forget_remote_work(run: ActionRun, rest: RestOfAction) -> Observation:
-    """Remove the record of work elsewhere once the action has its observation."""
+    """Remove the record of work elsewhere once the action has its observation.
+
+    If the observation is another worker's, the record is that worker's, or belongs to the action that continues it.
+    """
     observation = await rest(run)
-    if run.work is not None:
+    if run.work is not None and run.is_recorded:
         await run.work.forget(is_continued=isinstance(observation, MCPQuestionObservation))
     return observation

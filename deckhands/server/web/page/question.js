@@ -28,6 +28,20 @@ async function edited(asked, action, refused) {
   }
 }
 
+/** Ask for the values of an MCP server's fields, and return the edit with them; null if the user cancels. */
+async function answered(asked, action, refused) {
+  const fields = (action.questions || []).flatMap((one) => Object.entries((one.fields || {}).properties || {}))
+    .map(([name, field]) => ({ name, label: name, value: "", isText: (field || {}).type === "string" }));
+  const given = fields.length ? await askForAll(`Answer question ${asked}`, fields, { action: "Send", says: "Text as it is, other values as JSON; empty ones are left out." }) : {};
+  if (given === null) return null;
+  try {
+    return { answers: Object.fromEntries(fields.filter((one) => given[one.name] !== "").map((one) => [one.name, one.isText ? given[one.name] : JSON.parse(given[one.name])])) };
+  } catch (error) {
+    refused(error);
+    return null;
+  }
+}
+
 /** Show the question in `panel`; `answer` sends the command with its body. */
 export function ask(panel, asked, action, answer, refused) {
   const id = { action_id: asked };
@@ -35,8 +49,11 @@ export function ask(panel, asked, action, answer, refused) {
     block(action.command && action.kind === "action.run" ? `$ ${action.command}` : action.code || action.content || action.file_text || action.patch || JSON.stringify(action, null, 2)),
     RISKS[action.security_risk] ? el("p", { class: action.security_risk === 2 ? "bad" : "dim" }, `Risk: ${RISKS[action.security_risk]}`) : "",
     el("div", { class: "row" },
-      el("button", { type: "button", class: "main", id: "confirm", onclick: () => answer("confirm", id) }, "Confirm"),
-      editable(action).length ? el("button", { type: "button", id: "edit", onclick: async () => {
+      el("button", { type: "button", class: "main", id: "confirm", onclick: async () => {
+        const answers = action.asks ? await answered(asked, action, refused) : {};
+        if (answers !== null) answer("confirm", action.asks ? { ...id, edited: answers } : id);
+      } }, action.asks ? "Answer…" : "Confirm"),
+      editable(action).length && !action.asks ? el("button", { type: "button", id: "edit", onclick: async () => {
         const changes = await edited(asked, action, refused);
         if (changes !== null) answer("confirm", { ...id, edited: changes });
       } }, "Edit…") : "",
