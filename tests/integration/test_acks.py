@@ -126,7 +126,7 @@ async def test_appends_at_once_share_confirmations(pair: tuple[Server, Server], 
 
 async def test_both_demands_hold(pair: tuple[Server, Server]) -> None:
     await replicate(pair)
-    store = await open_store(pair[0].url, acks="replica", patience_seconds=5.0)
+    store = await open_store(pair[0].url, acks="replica", opening_seconds=5.0, patience_seconds=5.0)
     log = EventLog(store)
     before = await count_waits(pair[0])
     created = ConversationCreated(conversation_id="conv", acks="local")
