@@ -57,7 +57,8 @@ _REFUSED = (*_LOGIN_REFUSED, "NOPERM")
 NEEDED_COMMANDS = ("FUNCTION", "FCALL", "XADD", "XREADGROUP", "XAUTOCLAIM")
 """Commands that a proxy or a managed service may lack. Without one of them, no worker can use it."""
 _UNSUPPORTED = re.compile(
-    r"ERR\b.*\b(?:unknown|unsupported|unimplemented|not (?:supported|available|allowed|implemented)|disabled)\b",
+    r"ERR\b(?!.*appendonly is disabled)"  # WAITAOF is known, and cannot be used
+    r".*\b(?:unknown|unsupported|unimplemented|not (?:supported|available|allowed|implemented)|disabled)\b",
     re.IGNORECASE,
 )
 _NAMED = re.compile(r"(?<![\w-])[`'\"]?(FUNCTION|FCALL|INFO|WAIT|WAITAOF|X[A-Z]+)(?:\|[A-Z]+)?\b(?!-)", re.IGNORECASE)

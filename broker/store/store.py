@@ -515,10 +515,15 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
 
 async def _check_server(connection: Connection, acks: Acks) -> tuple[str, ...]:
     """Raise if the server, or a primary of the cluster, cannot be used; else return warnings, each once."""
-    each, _ = await asyncio.gather(  # one round trip
-        load_all_server_facts(connection), _require_commands(connection, acks)
+    each, known = await asyncio.gather(  # one round trip
+        load_all_server_facts(connection), _require_commands(connection, acks), return_exceptions=True
     )
+    if isinstance(each, BaseException):
+        raise each
+    # First, because a Sentinel has its own remedy, and lacks these commands, too.
     warnings = [one for facts in each for one in _check_facts(facts, acks, is_cluster=connection.is_cluster)]
+    if isinstance(known, BaseException):
+        raise known
     return tuple(dict.fromkeys(warnings))
 
 

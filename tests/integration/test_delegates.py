@@ -238,7 +238,7 @@ async def test_message_starts_no_delegate_that_is_paused_or_told_to_stop(
 async def test_fork_starts_a_paused_delegate_paused(hands: Hands) -> None:
     loop, delegate_id = await begin_control(hands, {"text": "What now?"})
     (delegate,) = loop.state.delegation.delegates
-    keys = hands.store.place_new(delegate_id) if hasattr(hands.store, "place_new") else hands.store.keys(delegate_id)
+    keys = hands.store.known_keys(delegate_id)
     await hands.store.connection.call("DEL", keys.events, keys.meta, keys.once)
     paused = replace(delegate, is_paused=True)
     state = replace(loop.state, delegation=replace(loop.state.delegation, delegates=(paused,)))
