@@ -143,7 +143,7 @@ async def test_every_line_is_an_object_if_logs_are_json(valkey_server: RealServe
     log = tmp_path / "server.log"
     command = [sys.executable, "-P", "-m", "deckhands", "serve", "--port", "0"]
     server = ChildProcess.start(command, log=log, env=environment)
-    await until(lambda: "startup complete" in log.read_text(), limit=LIMIT_SECONDS, what="a server")
+    await until(lambda: "session manager started" in log.read_text(), limit=LIMIT_SECONDS, what="a server")
     os.kill(server.pid, signal.SIGTERM)
     await server.stop(grace_seconds=20)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
