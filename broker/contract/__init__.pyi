@@ -123,7 +123,7 @@ from .session_events import AcpCall as AcpCall, AcpObservation as AcpObservation
 from .session_events import AcpPermissionAction as AcpPermissionAction, AcpTurnAction as AcpTurnAction
 from .session_events import IPythonRunCellAction as IPythonRunCellAction
 from .session_events import IPythonRunCellObservation as IPythonRunCellObservation
-from .markdown import MAX_FILE_BYTES as MAX_FILE_BYTES
+from .markdown import MAX_FILE_BYTES as MAX_FILE_BYTES, shorten_text as shorten_text
 from .skills import FILE_MARK as FILE_MARK, HOOK_SCRIPT as HOOK_SCRIPT, INSTRUCTION_FILES as INSTRUCTION_FILES
 from .skills import MAX_HEAD_BYTES as MAX_HEAD_BYTES, MAX_SURVEY_BYTES as MAX_SURVEY_BYTES
 from .skills import MAX_NESTED_DEPTH as MAX_NESTED_DEPTH, MAX_NESTED_FILES as MAX_NESTED_FILES

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from broker.contract.markdown import describe_text, read_start, split_front_matter
+from broker.contract.markdown import describe_text, read_files, split_front_matter
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.specs import AgentSpec, Limits, LLMSpec
@@ -181,11 +181,8 @@ def load_agent_files(home: Path) -> tuple[AgentFile, ...]:
 def read_agent_files(top: Path) -> Iterator[tuple[str, str]]:
     """Yield the path below `top` and the text of each file that defines an agent."""
     for folder in AGENT_FOLDERS:
-        for path in sorted((top / folder).glob("*"))[:MAX_AGENT_FILES]:
-            name = path.relative_to(top).as_posix()
-            is_found = is_agent_file(name) and path.is_file() and not path.is_symlink()
-            if is_found and (text := read_start(path)) is not None:
-                yield name, text
+        paths = (path for path in sorted((top / folder).glob("*"))[:MAX_AGENT_FILES] if path.is_file())
+        yield from read_files(top, (path for path in paths if is_agent_file(path.relative_to(top).as_posix())))
 
 
 def _tighten(policy: ConfirmationPolicy, mode: str) -> ConfirmationPolicy:

@@ -7,6 +7,7 @@ Untrusted: an author of a repository may write them. The cost of reading one is 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def read_start(path: Path) -> str | None:
     except OSError as error:
         _log.warning("%s cannot be read: %s", path, error.strerror)
         return None
+
+
+def read_files(top: Path, paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the path below `top` and the start of each file that can be read. Links are not followed."""
+    for path in paths:
+        if not path.is_symlink() and (text := read_start(path)) is not None:
+            yield path.relative_to(top).as_posix(), text
 
 
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
@@ -52,4 +60,9 @@ def describe_text(given: Any, content: str) -> str:
     lines = (line.strip() for line in content.splitlines())
     text = str(given) if given else next((line for line in lines if line and not line.startswith("#")), "")
     text = " ".join(replace_surrogates(text).split())
-    return text if len(text) <= MAX_DESCRIPTION_CHARS else f"{text[: MAX_DESCRIPTION_CHARS - 1]}…"
+    return shorten_text(text, MAX_DESCRIPTION_CHARS)
+
+
+def shorten_text(text: str, limit: int) -> str:
+    """Return a text with at most this many characters; a shortened one ends with `…`."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

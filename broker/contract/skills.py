@@ -31,7 +31,7 @@ from broker.contract.markdown import (
     MAX_DESCRIPTION_CHARS,
     MAX_FILE_BYTES,
     describe_text,
-    read_start,
+    read_files,
     split_front_matter,
 )
 from broker.contract.plain_json import replace_surrogates
@@ -265,16 +265,10 @@ def read_workspace_files(top: Path) -> Iterator[tuple[str, str]]:
         folders[:] = kept if depth < MAX_NESTED_DEPTH - 1 else []
         known = NESTED_FILES if depth else INSTRUCTION_FILES
         (nested if depth else above).extend(Path(folder, name) for name in files if name.lower() in known)
-    yield from _read_files(top, sorted(above))
+    yield from read_files(top, sorted(above))
     yield from read_skill_files(top)
-    yield from _read_files(top, sorted(nested)[:MAX_NESTED_FILES])
+    yield from read_files(top, sorted(nested)[:MAX_NESTED_FILES])
     yield from read_agent_files(top)
-
-
-def _read_files(top: Path, paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    for path in paths:
-        if not path.is_symlink() and (text := read_start(path)) is not None:
-            yield path.relative_to(top).as_posix(), text
 
 
 def read_skill_files(top: Path) -> Iterator[tuple[str, str]]:
@@ -285,7 +279,7 @@ def read_skill_files(top: Path) -> Iterator[tuple[str, str]]:
         except OSError as error:
             _log.warning("%s cannot be read: %s", top / folder, error.strerror)
             continue
-        yield from _read_files(top, paths[:MAX_SKILLS])
+        yield from read_files(top, paths[:MAX_SKILLS])
 
 
 def find_trigger(words: Iterable[str], text: str) -> str:

@@ -20,6 +20,7 @@ from broker.contract import (
     Skill,
     SkillFiles,
     find_trigger,
+    shorten_text,
     truncate_content,
 )
 
@@ -130,7 +131,7 @@ def _list_skills(skills: Iterable[Skill]) -> Iterator[AvailableSkill]:
     names = sum(len(skill.name) + len(skill.location or "") for skill in listed)
     share = max(MIN_DESCRIPTION_CHARS, (MAX_LISTED_CHARS - names) // max(1, len(listed)))
     for skill in listed:
-        text = _shorten(skill.description or "", share)
+        text = shorten_text(skill.description or "", share)
         yield AvailableSkill(name=skill.name, description=text, location=skill.location or "")
 
 
@@ -142,11 +143,7 @@ def _list_agents(state: State, files: SkillFiles) -> Iterator[AvailableAgent]:
     listed = [agent for agent in files.agents.values() if agent.name not in own][:MAX_LISTED_AGENTS]
     share = MAX_LISTED_CHARS // max(1, len(listed))
     for agent in listed:
-        yield AvailableAgent(name=agent.name, description=_shorten(agent.description, share))
-
-
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+        yield AvailableAgent(name=agent.name, description=shorten_text(agent.description, share))
 
 
 def _merge_skills(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
