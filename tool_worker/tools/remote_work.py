@@ -15,7 +15,7 @@ from typing import Any
 
 from broker.coordination import NOT_SUSPECTED, CrashAttribution
 from broker.secrets import ONE_KEY, Secrets, SecretsLocked
-from broker.store import Store
+from broker.store import Argument, Store
 from broker.tools import ToolContext
 
 SEALED = b"sealed:"
@@ -60,8 +60,7 @@ class RemoteWork:
             asked_id: An earlier action, which this one continues; its record is removed with our own.
         """
         name = self._field if asked_id is None else f"t:{asked_id}"
-        key = (await self._store.locate(self._conversation_id)).once
-        found: bytes | None = await self._store.call("HGET", key, name)
+        found: bytes | None = await self._call("HGET", name)
         if found is not None:
             self._fields.add(name)
         if found is None or not found.startswith(SEALED):
@@ -77,7 +76,7 @@ class RemoteWork:
         if self._secrets is not None:
             with suppress(SecretsLocked):  # there is no key
                 content = SEALED + self._secrets.seal(self._conversation_id, text)
-        await self._store.call("HSET", (await self._store.locate(self._conversation_id)).once, self._field, content)
+        await self._call("HSET", self._field, content)
 
     async def forget(self, *, is_continued: bool = False) -> None:
         """Remove what is recorded, once the action has its observation. Idempotent.
@@ -87,7 +86,11 @@ class RemoteWork:
         """
         doomed = self._fields - ({self._field} if is_continued else set())
         if doomed:
-            await self._store.call("HDEL", (await self._store.locate(self._conversation_id)).once, *sorted(doomed))
+            await self._call("HDEL", *sorted(doomed))
+
+    async def _call(self, command: str, *arguments: Argument) -> Any:
+        names = await self._store.locate(self._conversation_id)
+        return await self._store.call(command, names.once, *arguments)
 
     @asynccontextmanager
     async def park(self) -> AsyncIterator[None]:
