@@ -307,7 +307,8 @@ class Client(Steering):
         Raises the errors of `deleting.delete`, and `ArchiveUnavailable` if the archive cannot be used.
         """
         try:
-            tenant = (await self._conversations.load_row(conversation_id)).tenant
+            has_archive = self.archive is not None
+            tenant = (await self._conversations.load_row(conversation_id)).tenant if has_archive else ""
             await delete(self.log, conversation_id)
         except UnknownConversation:
             if self.archive is None or not await remove_files(self.archive, conversation_id):

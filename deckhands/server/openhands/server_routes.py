@@ -240,7 +240,7 @@ async def skill_catalog(_principal: Reader) -> FoundSkills:
 
 
 @routes.get("/api/skills/installed", summary="List installed skills")
-async def installed_skills(_principal: Reader) -> FoundSkills:
+async def list_installed_skills(_principal: Reader) -> FoundSkills:
     """List no skills: the server installs none."""
     return FoundSkills()
 
@@ -287,7 +287,7 @@ async def llm_models(
 
 
 @routes.get("/api/llm/models/verified", summary="List models by provider")
-async def verified_models(gateway: GatewayOf, principal: Reader) -> ModelsByProvider:
+async def list_verified_models(gateway: GatewayOf, principal: Reader) -> ModelsByProvider:
     """List the same models by their providers."""
     found: dict[str, list[str]] = {}
     for name in (await list_offered_models(gateway, principal)).names:
