@@ -1,11 +1,11 @@
-from .announcement import announce as announce, end_in_error as end_in_error
+from .announcement import announce as announce, end_in_error as end_in_error, to_answer as to_answer
 from .commit import Commit as Commit, settle as settle, to_index_fields as to_index_fields
 from .concerns.acceptance import check_outputs as check_outputs, needs_verdict as needs_verdict
 from .concerns.confirmation import apply_answer as apply_answer
 from .concerns.delegation import has_room as has_room
 from .concerns.delegation import NOT_STARTED as NOT_STARTED, STARTED as STARTED, Delegate as Delegate
 from .concerns.delegation import find_side_effects as find_side_effects, find_unanswered as find_unanswered
-from .concerns.delegation import sum_reserved_usd as sum_reserved_usd, to_answer as to_answer
+from .concerns.delegation import sum_reserved_usd as sum_reserved_usd
 from .concerns.double_texting import is_call_ending as is_call_ending
 from .concerns.inbox import make_recall as make_recall
 from .concerns.limits import BUDGET_CODE as BUDGET_CODE, count_steps as count_steps

@@ -5,15 +5,26 @@ Holds: after a stop or an error, every action and every delegate has an answer. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from broker.contract import AgentState, AgentStateChangedObservation, ErrorObservation, Event, EventSource
+from broker.contract import (
+    Action,
+    AgentState,
+    AgentStateChangedObservation,
+    ErrorObservation,
+    Event,
+    EventSource,
+    Observation,
+    with_fields,
+)
 from controller_worker.core.effects import Append
 from controller_worker.core.pending import PendingAction
 
 if TYPE_CHECKING:
     from controller_worker.core.concerns.delegation import Delegate, ManagingAction
     from controller_worker.core.state import State
+
+ObservationT = TypeVar("ObservationT", bound=Observation)
 
 EVERYTHING = 0
 """In the list of actions to cancel: everything that runs in the workspace."""
@@ -62,12 +73,13 @@ def announce(
 
 def make_not_executed(action: PendingAction | Delegate | ManagingAction, text: str, error_id: str) -> ErrorObservation:
     """Return the observation of an action that will not run, or will not run to its end."""
-    return ErrorObservation(
-        content=text,
-        error_id=error_id,
-        source=EventSource.AGENT,
-        cause=action.id,
-        tool_call_metadata=action.tool_call_metadata,
+    return to_answer(action, ErrorObservation(content=text, error_id=error_id))
+
+
+def to_answer(action: Action | PendingAction | Delegate | ManagingAction, observation: ObservationT) -> ObservationT:
+    """Return the observation as the answer to an action that the controller settles itself."""
+    return with_fields(
+        observation, source=EventSource.AGENT, cause=action.id, tool_call_metadata=action.tool_call_metadata
     )
 
 

@@ -35,7 +35,7 @@ ORDER: tuple[Decision, ...] = (
     # First, events that make the log complete.
     greeting.greet,  # the system message is the first part of a prompt
     notes.take_note,  # a note is written even if a user has stopped the agent since
-    delegation.manage_delegates,  # likewise
+    delegation.manage_delegates,  # delegates are controlled even if a user has stopped the agent since
     loops.recover,  # a user's recovery option may drop events that the decisions below would act on
     double_texting.end_turn,  # stopped or rolled-back work must not reach the decisions below
     # Then a user's message: first its requirements, then the message.

@@ -10,10 +10,8 @@ from __future__ import annotations
 from broker.contract import (
     MAX_NOTES,
     NO_SKILLS,
-    Action,
     ChangeAgentStateAction,
     Event,
-    EventSource,
     MCPQuestionObservation,
     Note,
     NoteAction,
@@ -38,6 +36,7 @@ from controller_worker.core import (
     apply_answer,
     make_recall,
     parse_survey_skills_in_turns,
+    to_answer,
 )
 from controller_worker.loop.hooks import Hooks
 
@@ -110,15 +109,7 @@ async def carry_out_note(notebooks: Notebooks, state: State, action: NoteAction)
         found = NoteObservation(content=NO_MEMORY)
     else:
         found = await _apply_note(notebooks, notebook, state.setup.conversation_id, action)
-    return Append((answer_action(action, found),))
-
-
-def answer_action(action: Action, observation: Observation) -> Observation:
-    """Return the observation as the answer to an action that the controller has carried out."""
-    metadata = action.tool_call_metadata
-    return observation.model_copy(
-        update={"source": EventSource.AGENT, "cause": action.id, "tool_call_metadata": metadata}
-    )
+    return Append((to_answer(action, found),))
 
 
 async def _apply_note(

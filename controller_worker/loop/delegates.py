@@ -75,11 +75,9 @@ AT_ONCE = 16
 FIRST_MESSAGE = 2
 """The event in a delegate's log that contains its task."""
 _STATES = {"pause": AgentState.PAUSED, "resume": AgentState.RUNNING, "stop": AgentState.STOPPED}
-_DONE_TEXTS = {"message": "Sent to", "pause": "Paused", "resume": "Resumed", "stop": "Told to stop"}
+_DONE = {"message": "Sent to", "pause": "Paused", "resume": "Resumed", "stop": "Told to stop"}
+_NOT_DONE = {"ended": "Already ended: {}. You will get the result.", "paused": "Paused: {}. Resume them first."}
 _Outcome = Literal["done", "ended", "paused"]
-_DONE: _Outcome = "done"
-_ENDED: _Outcome = "ended"
-_PAUSED: _Outcome = "paused"
 WAITS_FOR_USER = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
 
 
@@ -187,15 +185,13 @@ class Delegates:
             case "resume" if not has_room(state):
                 said = ["They cannot be resumed: you have used what was reserved for them. Stop them instead."]
             case _:
+                by_outcome: dict[_Outcome, list[int]] = {"done": [], "ended": [], "paused": []}
                 outcomes = await _for_each(chosen, partial(self._control, state, action))
-                numbers = tuple(one.id for one, outcome in zip(chosen, outcomes, strict=True) if outcome is _DONE)
-                for outcome, text in (
-                    (_DONE, f"{_DONE_TEXTS[action.operation]}: {{}}."),
-                    (_ENDED, "Already ended: {}. You will get the result."),
-                    (_PAUSED, "Paused: {}. Resume them first."),
-                ):
-                    found = [one.id for one, is_it in zip(chosen, outcomes, strict=True) if is_it is outcome]
-                    said += [text.format(_list(found))] if found else []
+                for delegate, outcome in zip(chosen, outcomes, strict=True):
+                    by_outcome[outcome].append(delegate.id)
+                numbers = tuple(by_outcome["done"])
+                texts = {"done": f"{_DONE[action.operation]}: {{}}.", **_NOT_DONE}
+                said = [texts[outcome].format(_list(found)) for outcome, found in by_outcome.items() if found]
         if unknown:
             names = ", ".join(f"{one.id} ({one.agent})" for one in running) or "none"
             said.append(f"There is no delegate {_list(unknown)}. Those that work in the background: {names}.")
@@ -219,11 +215,11 @@ class Delegates:
         """
         parent_id = state.setup.conversation_id
         if not delegate.is_in_background or delegate.is_stopping:
-            return _ENDED
+            return "ended"
         event: Event
         if action.operation == "message":
             if delegate.is_paused:
-                return _PAUSED
+                return "paused"
             event = MessageAction(content=action.text, source=EventSource.USER)
         else:
             event = ChangeAgentStateAction(agent_state=_STATES[action.operation], source=EventSource.ENVIRONMENT)
@@ -235,14 +231,14 @@ class Delegates:
             try:
                 row = await self._conversations.load_row(delegate_id)
                 if row.state in ends:
-                    return _ENDED
+                    return "ended"
                 key = f"manage:{parent_id}:{action.id}"
                 outcome = await self._log.append(delegate_id, [event], key=key, seen_id=row.last_event_id)
             except ConversationMoved:
                 continue  # it works meanwhile
             except UnknownConversation:
-                return _ENDED
-            return _ENDED if isinstance(outcome, Closed) else _DONE
+                return "ended"
+            return "ended" if isinstance(outcome, Closed) else "done"
 
     async def _create(self, state: State, delegate: Delegate) -> None:
         action = await read_event(self._log, state.setup.conversation_id, delegate.id)
@@ -303,13 +299,13 @@ class Delegates:
             )
 
     async def _find_defined(self, state: State, name: str) -> dict[str, AgentFile]:
-        """Return the agents that files of the workspace define, unless the specification defines this one."""
+        """Return the agents that files of the workspace define; none if this one is known without them."""
         setup = state.setup
-        if name in setup.agent.delegates or not setup.agent.enable_delegation or not state.survey.answer_id:
+        taken = {*setup.agent.delegates, *list_agents()}
+        if name in taken or not setup.agent.enable_delegation or not state.survey.answer_id:
             return {}
         survey = await read_event(self._log, setup.conversation_id, state.survey.answer_id)
         files = await parse_survey_skills_in_turns(survey) if isinstance(survey, Observation) else NO_SKILLS
-        taken = {*setup.agent.delegates, *list_agents()}
         return {agent.name: agent for agent in files.agents.values() if agent.name not in taken}
 
     def _choose_model(self, file: AgentFile, tenant: str) -> str | None:

@@ -40,8 +40,9 @@ from controller_worker.core import (
     find_recheck_time,
     find_side_effects,
     needs_verdict,
+    to_answer,
 )
-from controller_worker.loop.answers import answer_action, answer_effect, make_greeting, read_event
+from controller_worker.loop.answers import answer_effect, make_greeting, read_event
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.delegates import Delegates
 from controller_worker.loop.owned_log import OwnedLog
@@ -185,7 +186,7 @@ class Performer:
         action = await read_event(self._services.log, state.setup.conversation_id, wanted.action_id)
         assert isinstance(action, ManageDelegatesAction)
         done = await self._delegates.manage(state, action)
-        return Append((answer_action(action, done),))
+        return Append((to_answer(action, done),))
 
     async def _start_delegate(self, _: StartDelegate) -> NextMove:
         """Start all background delegates again, not only the current one."""

@@ -28,8 +28,9 @@ from broker.contract.notes import NoteObservation
 from broker.contract.observations import ErrorObservation, SuccessObservation
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
+from controller_worker.core.announcement import to_answer
 from controller_worker.core.concerns.acceptance import needs_verdict
-from controller_worker.core.concerns.delegation import STARTED, to_answer
+from controller_worker.core.concerns.delegation import STARTED
 from controller_worker.core.effects import Append, AwaitDelegates, AwaitTools, CallModel, Effect, Park, TakeNote
 from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.view import ViewFold

@@ -22,8 +22,8 @@ from broker.contract.events import (
 from broker.contract.observations import AgentStateChangedObservation, SuccessObservation
 from broker.log.export import parse_lines, render_event_line
 from broker.runtime.errors import CorruptEntry, UsageError
-from controller_worker.core.announcement import end_in_error
-from controller_worker.core.concerns.delegation import STARTED, to_answer
+from controller_worker.core.announcement import end_in_error, to_answer
+from controller_worker.core.concerns.delegation import STARTED
 from controller_worker.loop.replay import Divergence, replay
 from tests.controller_parts import Core, bash, call, check_replay, finish, started
 from tests.scenarios import play

@@ -39,6 +39,7 @@ from broker.contract import (
     ToolCallMetadata,
     codec,
 )
+from controller_worker.core.announcement import to_answer
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.limits import count_steps, count_tokens
 from controller_worker.core.effects import (
@@ -394,12 +395,17 @@ def manage_delegates(state: State, now: datetime) -> Effect | None:
 
 def has_room(state: State) -> bool:
     """Return whether the limits still hold everything that is reserved for delegates."""
+    return all(claimed <= limit for claimed, limit in _find_claims(state))
+
+
+def _find_claims(state: State) -> Iterator[tuple[float, float]]:
+    """Yield for each limit what is used and reserved of it, and the limit."""
     usage = state.usage
-    return (
-        count_steps(state) + count_reserved_steps(state) <= usage.max_iterations
-        and (usage.max_budget_usd is None or usage.cost_usd + sum_reserved_usd(state) <= usage.max_budget_usd)
-        and (usage.max_tokens is None or count_tokens(state) + count_reserved_tokens(state) <= usage.max_tokens)
-    )
+    yield count_steps(state) + count_reserved_steps(state), usage.max_iterations
+    if usage.max_budget_usd is not None:
+        yield usage.cost_usd + sum_reserved_usd(state), usage.max_budget_usd
+    if usage.max_tokens is not None:
+        yield count_tokens(state) + count_reserved_tokens(state), usage.max_tokens
 
 
 def find_side_effects(state: State) -> Iterator[SideEffect]:
@@ -426,29 +432,13 @@ def leave_room(state: State, now: datetime) -> Effect | None:
     """
     if all(one.is_paused for one in state.delegation.delegates):
         return None
-    usage = state.usage
-    is_reserved = (
-        count_steps(state) + count_reserved_steps(state) >= usage.max_iterations
-        or (usage.max_budget_usd is not None and usage.cost_usd + sum_reserved_usd(state) >= usage.max_budget_usd)
-        or (usage.max_tokens is not None and count_tokens(state) + count_reserved_tokens(state) >= usage.max_tokens)
-    )
+    is_reserved = any(claimed >= limit for claimed, limit in _find_claims(state))
     return AwaitDelegates(()) if is_reserved else None
 
 
 def find_unanswered(state: State) -> tuple[int, ...]:
     """Return the ids of the delegates that the next step starts and waits for."""
     return tuple(delegate.id for delegate in state.delegation.delegates if not delegate.is_answered)
-
-
-def to_answer(delegate: Delegate, observation: Observation) -> Observation:
-    """Return the observation as the answer to a delegate action."""
-    return observation.model_copy(
-        update={
-            "source": EventSource.AGENT,
-            "cause": delegate.id,
-            "tool_call_metadata": delegate.tool_call_metadata,
-        }
-    )
 
 
 def _make_end_report(delegate: Delegate, end: DelegateEnd) -> AgentDelegateObservation:
