@@ -64,6 +64,11 @@ class ConversationRow:
         return self.fields.get("model", "")
 
     @property
+    def iterations(self) -> int:
+        """Its steps so far; 0 if the field is damaged, because tool workers can write it."""
+        return _parse_integer(self.fields.get("iterations", "0").encode())
+
+    @property
     def cost_usd(self) -> float:
         """Its cost so far, in USD."""
         return _parse_usd(self.fields.get("cost_usd", ""))

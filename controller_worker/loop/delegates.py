@@ -204,7 +204,7 @@ class Delegates:
         except UnknownConversation:
             return f"{delegate.id} {delegate.agent}: not started yet"
         state = AgentState.PAUSED if delegate.is_paused else row.state or AgentState.LOADING
-        steps = format_count(int(row.fields.get("iterations") or 0), "step")
+        steps = format_count(row.iterations, "step")
         return f"{delegate.id} {delegate.agent}: {state}, {steps}, ${row.cost_usd:.4f}. {row.title}"
 
     async def _control(self, state: State, action: ManageDelegatesAction, delegate: Delegate) -> _Outcome:

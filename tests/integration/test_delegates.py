@@ -246,6 +246,14 @@ async def test_fork_starts_a_paused_delegate_paused(hands: Hands) -> None:
     assert await told(hands, delegate_id) == [AgentState.PAUSED]
 
 
+async def test_damaged_field_of_a_delegate_is_listed_as_nothing(hands: Hands) -> None:
+    loop, delegate_id = await begin_control(hands, {"text": "What now?"})
+    await hands.store.call("HSET", hands.store.known_keys(delegate_id).meta, "iterations", "many", "cost_usd", "much")
+    action = ManageDelegatesAction(id=99, operation="list")
+    done = await Delegates(hands.log, hands.store, hands.services.models).manage(loop.state, action)
+    assert done.content == "8 helper: loading, 0 steps, $0.0000. TASK: look"
+
+
 async def test_control_that_is_repeated_has_one_effect(hands: Hands) -> None:
     loop, delegate_id = await begin_control(hands, {"text": "What now?"})
     delegates = Delegates(hands.log, hands.store, hands.services.models)
