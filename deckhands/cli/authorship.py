@@ -52,12 +52,16 @@ async def record_operation(client: Client, action: str, target: str, tenant: str
         await Operations(client.store).record(found[0], tenant, action, target, found[1])
 
 
+def find_given() -> tuple[str, str]:
+    """Return the author and the reason as the user gave them, each empty if it was not given."""
+    given: dict[str, str] = click.get_current_context().meta.get(_KEY, {})
+    return given.get("by", ""), given.get("reason", "")
+
+
 def _find() -> tuple[str, str] | None:
     """Return the author and the reason; without `--by`, the author is the user who is logged in."""
-    given: dict[str, str] | None = click.get_current_context().meta.get(_KEY)
-    if not given:
-        return None
-    return given.get("by") or _find_login(), given.get("reason", "")
+    by, reason = find_given()
+    return (by or _find_login(), reason) if by or reason else None
 
 
 def _find_login() -> str:

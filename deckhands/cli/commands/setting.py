@@ -15,7 +15,7 @@ from broker.contract import (
     ConversationCreated,
     Limits,
 )
-from deckhands.cli.authorship import author_options, with_author
+from deckhands.cli.authorship import author_options, find_given, with_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.cli.options import Amount, ConversationOptions, json_option
@@ -47,8 +47,6 @@ class SetOptions:
     tools: tuple[str, ...]
     labels: tuple[str, ...]
     title: str | None
-    by: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +56,7 @@ class ExecOptions:
     conversation_id: str
     command: str
     timeout: float
-    by: str
-    reason: str
     as_json: bool
-
-
-by_option = click.option("--by", default="", help="Your name, for the log.")
-reason_option = click.option("--reason", default="", help="The reason, for the log.")
 
 
 @click.command()
@@ -81,8 +73,7 @@ reason_option = click.option("--reason", default="", help="The reason, for the l
 @click.option("--tool", "tools", multiple=True, help="Add a tool, or a pattern of tools. May be repeated.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Replace all labels. May be repeated.")
 @click.option("--title", help="Another name for listings.")
-@by_option
-@reason_option
+@author_options
 @with_options(SetOptions)
 def set(options: SetOptions) -> None:  # noqa: A001  (the name of the verb)
     """Change settings of a conversation from its next step on. Limits that are not given stay unchanged."""
@@ -107,18 +98,16 @@ def interrupt(options: ConversationOptions) -> None:
 @click.option(
     "--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Kill it after this many seconds."
 )
-@by_option
-@reason_option
+@author_options
 @json_option
 @with_options(ExecOptions)
 def exec(options: ExecOptions) -> int:  # noqa: A001  (the name of the verb)
     """Run COMMAND in the workspace, in a separate shell; the agent does not see it. Exits with its code."""
     name, seconds = options.conversation_id, options.timeout
+    by, reason = find_given()
     done = on_conversation(
         name,
-        lambda client: client.execute(
-            name, options.command, timeout_seconds=seconds, by=options.by, reason=options.reason
-        ),
+        lambda client: client.execute(name, options.command, timeout_seconds=seconds, by=by, reason=reason),
     )
     if options.as_json:
         print_json({"event_id": done.event_id, "output": done.output, "exit_code": done.exit_code})
@@ -129,6 +118,7 @@ def exec(options: ExecOptions) -> int:  # noqa: A001  (the name of the verb)
 
 async def _change(client: Client, options: SetOptions) -> None:
     name = options.conversation_id
+    by, reason = find_given()
     change = Change(
         agent=options.agent,
         loop=options.loop,
@@ -138,8 +128,8 @@ async def _change(client: Client, options: SetOptions) -> None:
         tools=options.tools,
         labels=parse_labels(options.labels) if options.labels else None,
         title=options.title,
-        by=options.by,
-        reason=options.reason,
+        by=by,
+        reason=reason,
     )
     await client.change(name, change, model=options.model)
 
