@@ -58,6 +58,8 @@ MAX_EVENTS_SORTED = 10_000
 MAX_PATH_CHARS = 4_096
 SCRIPT_SECONDS = 60.0
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+NO_REPOSITORY = 3
+"""The exit code of a script that finds no Git repository."""
 DEFAULT_EXCLUDES = (
     *("node_modules", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox"),
     *("dist", "build", "target", ".next", ".cache"),
@@ -329,19 +331,25 @@ async def archive_directory(
         return _send(packed, folder, f"{name}.tar.gz", media_type="application/gzip")
 
 
+async def _run_git(spaces: CallerWorkspaces, workspace: CallerWorkspace, directory: str, script: str) -> str | None:
+    """Run a script of Git commands in a directory, and return its output; None if no repository is there."""
+    enter = f"cd -- {shlex.quote(directory)} && git rev-parse --git-dir >/dev/null 2>&1 || exit {NO_REPOSITORY}\n"
+    done = await _run(spaces, workspace, enter + script)
+    return None if done.exit_code == NO_REPOSITORY else _take_output(done)
+
+
 async def git_changes(spaces: CallerWorkspaces, path: PathQuery, ref: Ref = None) -> list[GitChange]:
     """List the files that differ from a commit: by default, from the branch that the work started from."""
     workspace = await spaces.find(path, is_needed=False)
     base = shlex.quote(ref) if ref is not None else _BASE
     script = (
-        f"cd -- {shlex.quote(workspace.to_relative(path))} && git rev-parse --git-dir >/dev/null 2>&1 || exit 3\n"
         f'b={base}\nset -o pipefail; git diff --name-status -z --find-renames "$b" -- . | base64 -w0 || exit 4; echo\n'
         "git ls-files --others --exclude-standard -z | base64 -w0"
     )
-    done = await _run(spaces, workspace, script)
-    if done.exit_code == 3:
+    output = await _run_git(spaces, workspace, workspace.to_relative(path), script)
+    if output is None:
         return []
-    tracked, _, untracked = _take_output(done).partition("\n")
+    tracked, _, untracked = output.partition("\n")
     return _parse_changes(_decode(tracked)) + [
         GitChange(status="ADDED", path=name) for name in _decode(untracked).split("\0")[:-1]
     ]
@@ -365,13 +373,10 @@ async def git_commit_changes(
     """List the files that a commit changed."""
     workspace = await spaces.find(path, is_needed=False)
     script = (
-        f"cd -- {shlex.quote(workspace.to_relative(path))} && git rev-parse --git-dir >/dev/null 2>&1 || exit 3\n"
         f"set -o pipefail; git diff-tree --root --no-commit-id -r --name-status -z --find-renames {sha} | base64 -w0"
     )
-    done = await _run(spaces, workspace, script)
-    if done.exit_code == 3:
-        return []
-    return _parse_changes(_decode(_take_output(done)))
+    output = await _run_git(spaces, workspace, workspace.to_relative(path), script)
+    return [] if output is None else _parse_changes(_decode(output))
 
 
 async def git_diff(spaces: CallerWorkspaces, path: PathQuery, ref: Ref = None, commit: Sha = None) -> GitDiff:
@@ -385,14 +390,13 @@ async def git_diff(spaces: CallerWorkspaces, path: PathQuery, ref: Ref = None, c
     name = shlex.quote(f"./{file.name}")
     after = f"git show {commit}:{name}" if commit is not None else f"cat -- {name}"
     script = (
-        f"cd -- {shlex.quote(str(file.parent))} && git rev-parse --git-dir >/dev/null 2>&1 || exit 3\n"
         f'b={base}\nshow() {{ t=$("$@" 2>/dev/null | base64 -w0; exit ${{PIPESTATUS[0]}}) && echo "=$t" || echo; }}\n'
         f'show git show "$b":{name}; show {after}'
     )
-    done = await _run(spaces, workspace, script)
-    if done.exit_code == 3:
+    output = await _run_git(spaces, workspace, str(file.parent), script)
+    if output is None:
         return GitDiff()
-    original, _, modified = _take_output(done).partition("\n")
+    original, _, modified = output.partition("\n")
     before, now = (_decode(text[1:]) if text.startswith("=") else None for text in (original, modified.strip()))
     return GitDiff(original=before, modified=now)
 
