@@ -145,6 +145,33 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
     )
 
 
+async def find_latest_primary(url: SentinelUrl, context: ssl.SSLContext | None = None) -> Host:
+    """Return the primary of the latest fail-over that a majority of the Sentinels knows.
+
+    One that has just started may name a primary that was replaced while it was away.
+
+    Raises:
+        StoreUnavailable: no majority answers and knows a primary of this name.
+    """
+    found: list[tuple[int, Host]] = []
+    causes = []
+    for sentinel in url.sentinels:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
+                facts = await link.call("SENTINEL", "MASTER", url.service)
+        except (OSError, TimeoutError, StoreMisconfigured) as error:
+            causes.append(f"{sentinel[0]}:{sentinel[1]}: {str(error) or type(error).__name__}")
+        else:
+            named = dict(zip(facts[::2], facts[1::2], strict=False))
+            found.append((int(named[b"config-epoch"]), (named[b"ip"].decode(), int(named[b"port"]))))
+    if len(found) <= len(url.sentinels) // 2:
+        raise StoreUnavailable(
+            f"{len(found)} of {len(url.sentinels)} Sentinels name a primary of {url.service} ({'; '.join(causes)}).",
+            remedy="Start more of the Sentinels.",
+        )
+    return max(found)[1]
+
+
 async def order_fail_over(url: SentinelUrl, context: ssl.SSLContext | None = None) -> None:
     """Let the Sentinels promote a replica, although the primary lives; returns when one of them has taken the order.
 

@@ -83,7 +83,7 @@ async def log(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Server]
         ("queue", {"PRODUCER_PASSWORD": QUEUE}, "QUEUE_PASSWORD and PRODUCER_PASSWORD are the same"),
         ("queue", {"PRODUCER_PASSWORD": "fifteen-letters"}, "PRODUCER_PASSWORD is shorter than 16 characters"),
         ("queue", {"QUEUE_PASSWORD": "0123456789012345\n"}, "QUEUE_PASSWORD may hold letters, digits and _ . ~ - only"),
-        ("cache", {}, "usage: serve-valkey log|queue"),
+        ("cache", {}, "usage: serve-valkey log|queue|sentinel"),
     ],
 )
 def test_no_server_without_good_passwords(
