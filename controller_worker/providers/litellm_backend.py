@@ -98,8 +98,8 @@ class LitellmLLM:
         """Import litellm. Sends no request.
 
         Raises:
-            LLMConfigError: `drop_params` is off and the model refuses a parameter that is set; or the provider has no
-                public address and none is set.
+            LLMConfigError: the provider is unknown, or has no public address and none is set; or `drop_params` is off
+                and the model refuses a parameter that is set.
         """
         self._config = config
         self._litellm = _import_litellm(config)
@@ -300,12 +300,19 @@ def _route_model(litellm: ModuleType, config: LLMConfig) -> str:
 
 
 def _find_provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
-    """Return litellm's provider of a model; litellm knows some names without one."""
+    """Return litellm's provider of a model; litellm knows some names without one.
+
+    Raises:
+        LLMConfigError: it knows none for this name.
+    """
     if config.custom_llm_provider is None and "/" not in model:
         try:
             return str(litellm.get_llm_provider(model=model)[1])
-        except Exception:  # noqa: BLE001  (it says at the call that it does not know the model)
-            return find_provider(model)
+        except Exception:  # noqa: BLE001  (its own text does not say what to do here)
+            raise LLMConfigError(
+                f"No provider is known for the model {config.model!r}.",
+                remedy="Write PROVIDER/NAME, such as anthropic/claude-sonnet-4-5, or set LLM_BASE_URL.",
+            ) from None
     return find_provider(model, config.custom_llm_provider)
 
 

@@ -34,6 +34,7 @@ from broker.runtime import (
     Clock,
     DeckhandsError,
     StoreReplaced,
+    UsageError,
     join_paths,
     make_worker_environment,
     read_last_lines,
@@ -141,6 +142,7 @@ class Cluster:
         self._watches: list[asyncio.Task[None]] = []
         self._failed = asyncio.Event()
         self._failure: DeckhandsError | None = None
+        self._was_ready = False
 
     @property
     def url(self) -> str:
@@ -188,6 +190,7 @@ class Cluster:
         """Wait until the cluster has failed permanently.
 
         Raises:
+            UsageError: A worker cannot use its settings.
             WorkerKeepsFailing: A worker keeps ending.
             StoreError: The disk is full, or the store cannot be restarted.
         """
@@ -201,6 +204,7 @@ class Cluster:
         A slow worker is reported, and again when it is ready; the cluster starts without it.
 
         Raises:
+            UsageError: A worker cannot use its settings.
             WorkerKeepsFailing: A worker cannot be started.
         """
         store = await open_store(self.url, deploys=False)
@@ -212,6 +216,7 @@ class Cluster:
                 await asyncio.sleep(0.05)
         finally:
             await store.aclose()
+        self._was_ready = True
         for worker in slow:
             self._on_notice(
                 f"{worker.name} has not started after {self.spec.ready_seconds:g} s; it joins when it is ready. Its "
@@ -292,7 +297,10 @@ class Cluster:
                 return
             is_quick = self._clock.monotonic() - worker.started < QUICK_END_SECONDS
             worker.quick_ends = worker.quick_ends + 1 if is_quick else 0
-            if self.spec.gives_up and (worker.quick_ends >= QUICK_ENDS_LIMIT or status == EXIT_USAGE):
+            if status == EXIT_USAGE and (self.spec.gives_up or not self._was_ready):
+                self._fail(_make_usage_error(worker))
+                return
+            if self.spec.gives_up and worker.quick_ends >= QUICK_ENDS_LIMIT:
                 self._fail(_make_failure(worker, status))
                 return
             ending = _read_last_words(worker) if is_quick else ""
@@ -365,6 +373,11 @@ def _read_last_words(worker: ClusterWorker) -> str:
     """Return the end of a worker's log as a suffix for a sentence, or "" if it is empty."""
     ending = read_last_lines(worker.log, after=worker.log_begins, limit=LAST_WORDS_LINES).strip()
     return f": {ending}" if ending else ""
+
+
+def _make_usage_error(worker: ClusterWorker) -> UsageError:
+    last = read_last_lines(worker.log, after=worker.log_begins, limit=1).strip()
+    return UsageError(last or f"{worker.name} cannot use its settings.", remedy=f"Its log is {worker.log}.")
 
 
 def _make_failure(worker: ClusterWorker, status: int) -> WorkerKeepsFailing:

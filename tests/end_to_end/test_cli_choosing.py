@@ -9,8 +9,9 @@ import pytest
 
 from broker.contract.agent_state import AgentState
 from deckhands import AgentSpec, Client, LLMSpec
-from tests.integration.command_line import Done, Terminal, deckhands, environment, on_terminal
+from tests.integration.command_line import COMMAND, Done, Terminal, deckhands, environment, on_terminal
 from tests.stores import RealServer, emptied
+from tests.terminal_parts import person
 from tests.unit.deckhands.sample_log import state
 
 STATES = {"done-1": "finished", "done-2": "error", "busy-1": "running", "rest-1": "paused"}
@@ -159,3 +160,14 @@ def test_several_are_named(env: dict[str, str]) -> None:
 def test_many_are_counted_on_a_terminal(env: dict[str, str]) -> None:
     shown = on_terminal("cancel", "--label", "team=a", "--no-wait", "--yes", env=env)
     assert "2 conversations cancelled." in shown
+
+
+@pytest.mark.parametrize(("answer", "is_deleted"), [("n", False), ("y", True)])
+def test_terminal_is_asked_before_a_named_conversation_is_deleted(
+    env: dict[str, str], valkey_server: RealServer, answer: str, is_deleted: bool
+) -> None:
+    with person([*COMMAND, "rm", "rest-1"], env=env) as terminal:
+        terminal.waits_for("1 conversation will be deleted. Continue? [y/N]")
+        terminal.type(f"{answer}\r")
+        terminal.leaves()
+    assert ("rest-1" not in asyncio.run(kept(valkey_server.url))) is is_deleted

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def test_interrupted_run_stops_in_order_and_can_continue(env, home, workspace, t
     assert done.code == 130, done
     assert "interrupted; stopping" in done.err
     summary = done.json[-1]
+    assert f"Continue with `deckhands run --resume {summary['conversation_id']}`." in done.err
     assert (summary["summary"], summary["state"]) == (True, "stopped")
     assert running_below(home) == []
     cid = summary["conversation_id"]
@@ -121,7 +123,8 @@ def test_a_run_whose_reader_has_gone_stops_in_order(env, home, workspace, tmp_pa
         read_until(running, "Do it.")
         running.stdout.close()
         assert running.wait(timeout=60) == 130
-        cid = re.match(r"Conversation (\w+)\ninterrupted; stopping\n\Z", running.stderr.read())[1]
+        said = r"Conversation (\w+)\ninterrupted; stopping\nContinue with `deckhands run --resume \w+`\.\n\Z"
+        cid = re.match(said, running.stderr.read())[1]
     assert json.loads((home / "runs" / cid / "summary.json").read_text())["state"] == "stopped"
     assert running_below(home) == []
 
@@ -252,3 +255,48 @@ def test_numbers_have_their_nouns() -> None:
     ]
     one = SystemMessageAction(content="x", agent_class="A", tools=("t",))
     assert one.sentence == "System prompt of A (1 character, 1 tool)"
+
+
+@pytest.mark.parametrize(
+    ("variables", "model", "message"),
+    [
+        ({}, "anthropic/claude-sonnet-4-5", "There is no key for 'anthropic/claude-sonnet-4-5'. Set LLM_API_KEY."),
+        ({}, "nosuch-model", "No provider is known for the model 'nosuch-model'. Write PROVIDER/NAME"),
+        ({}, "scripted/BROKEN", "The model script 'BROKEN' is not JSON"),
+        ({"DECKHANDS_QUOTAS": "BROKEN"}, "openai/gpt-5", "The quota table is not TOML"),
+        ({"LLM_CONFIG": "BROKEN"}, "openai/gpt-5", "BROKEN"),
+    ],
+    ids=["no key", "unknown model", "script", "quotas", "profiles"],
+)
+def test_unusable_settings_are_told_once_as_usage(
+    env: dict[str, str], workspace: Path, tmp_path: Path, variables: dict[str, str], model: str, message: str
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text('{"turns": [')
+    named = {name: value.replace("BROKEN", str(broken)) for name, value in variables.items()}
+    done = deckhands(
+        *("run", "-t", "hi", "-w", workspace, "--model", model.replace("BROKEN", str(broken))), env={**env, **named}
+    )
+    assert done.code == 2, done
+    assert (done.out + done.err).count(message.replace("BROKEN", str(broken))) == 1, done
+    assert "Iterations" not in done.out
+
+
+def test_cluster_does_not_start_with_unusable_settings(env: dict[str, str], tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("x = ")
+    done = deckhands("up", env={**env, "DECKHANDS_QUOTAS": str(broken)})
+    assert done.code == 2, done
+    assert done.err.count("The quota table is not TOML") == 1, done
+    assert "The cluster is up" not in done.out
+
+
+def test_taken_port_is_named_before_anything_starts(env: dict[str, str], home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option in ("--web-port", "--port"):
+            done = deckhands("up", "--web", option, port, env=env)
+            assert (done.code, done.out) == (2, ""), done
+            assert f"Port {port} of 127.0.0.1 cannot be used" in done.err
+            assert f"Choose another by {option}." in done.err
+    assert not (home / "cluster" / "logs").exists()

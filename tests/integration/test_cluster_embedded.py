@@ -519,9 +519,17 @@ async def test_repeatedly_failing_worker_breaks_the_cluster_and_is_quoted(start_
 async def test_worker_with_invalid_settings_breaks_the_cluster_at_once(start_cluster):
     cluster, notices = await start_cluster(controller=("sh", "-c", "echo no such file; exit 2"))
     async with asyncio.timeout(60):
-        with pytest.raises(WorkerKeepsFailing, match="no such file"):
+        with pytest.raises(UsageError, match="no such file"):
             await cluster.until_broken()
     assert (notices, cluster.workers["controller-1"].replaced) == ([], 0)
+
+
+async def test_invalid_settings_end_the_start_of_every_cluster(start_cluster):
+    cluster, notices = await start_cluster(controller=("sh", "-c", "echo no such file; exit 2"), gives_up=False)
+    async with asyncio.timeout(60):
+        with pytest.raises(UsageError, match="no such file"):
+            await cluster.until_ready()
+    assert notices == []
 
 
 async def test_a_cluster_that_does_not_give_up_tries_again(start_cluster):

@@ -13,13 +13,21 @@ import click
 
 from broker.contract import TERMINAL_STATES, AgentState, MessagePolicy, is_settled
 from broker.log import ConversationRow
-from broker.runtime import UnknownConversation
+from broker.runtime import UnknownConversation, format_count
 from deckhands.cli.authorship import author_options, record_operation, with_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import CONVERSATION_ID, conversation_argument
 from deckhands.cli.options import json_option, read_task
 from deckhands.cli.progress import ProgressCounter
-from deckhands.cli.selection import BulkAction, Chosen, ChosenToEnd, chosen_options, run_on_chosen, yes_option
+from deckhands.cli.selection import (
+    BulkAction,
+    Chosen,
+    ChosenToEnd,
+    chosen_options,
+    require_confirmation,
+    run_on_chosen,
+    yes_option,
+)
 from deckhands.client import (
     Client,
     NotStopped,
@@ -269,8 +277,8 @@ def rm(options: RemoveOptions) -> int:
 
     Name conversations, or choose them by --label and --state; chosen ones that run are skipped. Delegates that have
     ended are deleted with their parent. Workspaces end as those of closed conversations do. An archived conversation
-    given by its full id is deleted from the archive too, as is a restored one. A deletion cannot be undone; repeat the
-    command to complete an interrupted one.
+    given by its full id is deleted from the archive too, as is a restored one. A deletion cannot be undone, so at a
+    terminal the command asks first; repeat it to complete an interrupted one.
     """
 
     async def remove(client: Client, conversation_id: str) -> None:
@@ -285,6 +293,9 @@ def rm(options: RemoveOptions) -> int:
         is_idle = row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state)))
         return options.must_cancel or is_idle
 
+    named = len(options.conversation_ids)
+    if named and sys.stdin.isatty() and not options.is_sure:
+        require_confirmation(format_count(named, "conversation"), "deleted")
     action = BulkAction("deleted", remove, fits, is_end=True, reaches_archive=True)
     return asyncio.run(run_on_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
 

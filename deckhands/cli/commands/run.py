@@ -39,6 +39,7 @@ from deckhands.client import (
     Task,
     check_task,
     ignore_closed_output,
+    note,
     require_local_agent,
     resolve_local_directory,
     resolve_script_path,
@@ -50,6 +51,9 @@ from deckhands.settings import CliSettings
 
 SECTION = "Start a conversation"
 SUMMARIES = {"run": "Run one task on a directory, with a private store and workers."}
+
+CONTINUABLE = {ExitCode.INTERRUPTED, ExitCode.OUT_OF_TIME}
+"""Exit codes of runs that were stopped before the agent had finished."""
 
 OF_A_RESUMED_RUN = {
     "resumed_id",
@@ -110,6 +114,8 @@ def run(options: RunOptions) -> int:
     ending = asyncio.run(_run(settings, task, printer, is_streamed=options.stream))
     with ignore_closed_output():
         printer.summary(ending.summary)
+        if ending.exit_code in CONTINUABLE:
+            note(f"Continue with `deckhands run --resume {ending.summary.conversation_id}`.")
     return int(ending.exit_code)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from broker.runtime import (
     JOBS,
     TOOLS,
     BrokerSettings,
+    UsageError,
     format_count,
     hide_password,
     join_paths,
@@ -170,8 +172,25 @@ def up(options: UpOptions) -> None:
         note("DECKHANDS_URL names another store: commands that have this variable use that one, and not this cluster.")
     if options.web:
         require_server()
+        _require_free_port(options.web_port, "--web-port")
+    if options.port is not None:
+        _require_free_port(options.port, "--port")
     with supervise(home.cluster, "A cluster"):
         asyncio.run(_run_cluster(home, spec, settings, options))
+
+
+def _require_free_port(port: int, option: str) -> None:
+    """Check a port before anything starts.
+
+    Raises:
+        UsageError: another program listens there.
+    """
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise UsageError(
+            f"Port {port} of 127.0.0.1 cannot be used: {error.strerror}.", remedy=f"Choose another by {option}."
+        ) from error
 
 
 async def _run_cluster(home: Home, spec: ClusterSpec, settings: CliSettings, options: UpOptions) -> None:

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from broker.contract import AgentState, ConversationCreated, ErrorObservation, Event, MemorySpec, NotebookKey
+from broker.contract import (
+    AgentState,
+    ConversationCreated,
+    ErrorObservation,
+    Event,
+    MemorySpec,
+    ModelCallFailed,
+    ModelReply,
+    NotebookKey,
+)
 from broker.coordination import Notebooks, WorkspaceOrders
 from broker.log import LivePiece, LiveText, Status
 from broker.runtime import (
@@ -51,6 +60,9 @@ PATIENCE_SECONDS = 10.0
 
 _HOPELESS = frozenset({"not_served", "sandbox_unavailable", "sandbox_unsafe", "workspace_refused"})
 """Codes of a tool worker's errors after which no command can ever run."""
+
+UNUSABLE_MODEL = "llm_config"
+"""Code of a failed model call that the operator's settings caused."""
 
 _RESUMABLE = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
 
@@ -140,11 +152,16 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
                 seen_id = await run_unless_broken(beginning, cluster.until_broken())
                 watcher.on_start(conversation_id)
                 with folder.recording() as recording:
+                    has_replied = False
 
                     def on_event(event: Event) -> None:
+                        nonlocal has_replied
                         recording.add(event)
+                        has_replied |= isinstance(event, ModelReply)
                         if event.id > seen_id:
                             _require_usable_sandbox(conversation_id, event)
+                            if not has_replied:
+                                _require_usable_model(event)
                         if notebook is not None:
                             _keep_notes(notebook, event, watcher)
                         if event.id > seen_id:
@@ -168,6 +185,16 @@ def _require_usable_sandbox(conversation_id: str, event: Event) -> None:
     """
     if isinstance(event, ErrorObservation) and event.error_id in _HOPELESS:
         raise DeckhandsError(event.content, remedy=f"Then continue with `deckhands run --resume {conversation_id}`.")
+
+
+def _require_usable_model(event: Event) -> None:
+    """End a run whose model cannot be called with these settings, as any other wrong usage.
+
+    Raises:
+        UsageError: a setting is missing, or the model is unknown.
+    """
+    if isinstance(event, ModelCallFailed) and event.code == UNUSABLE_MODEL:
+        raise UsageError(event.content)
 
 
 async def run_on_cluster(url: str, task: Task, watcher: RunCallbacks) -> Ending:
