@@ -513,7 +513,7 @@ class Endpoint:
 class _Address:
     """The address of a store and its connection handshake; with Sentinels, host and port are theirs to say.
 
-    Reads a URL as redis-py does, whose import would take longer than a command that reads.
+    Reads a URL as redis-py does. An import of redis-py would take longer than a command that reads.
 
     Raises:
         ValueError: the URL cannot be used; the message says why.
@@ -624,7 +624,7 @@ def make_missing_command(name: str, answer: str) -> StoreMisconfigured:
     """Return the error about a server without a command.
 
     Args:
-        answer: what the server says, as the rest of a sentence that it begins.
+        answer: the server's words, as the rest of a sentence about it.
     """
     needs, remedy = "functions and streams", "Use Valkey, or Redis 7.0 or newer, itself"
     if name in ("WAIT", "WAITAOF"):

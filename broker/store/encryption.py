@@ -224,7 +224,7 @@ class DataKeyRecord:
 
 
 class Cipher:
-    """Encrypts what is kept of one conversation.
+    """Encrypts the stored data of one conversation.
 
     Args:
         key_id: the data key's id.

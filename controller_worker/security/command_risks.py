@@ -1,4 +1,4 @@
-"""The risk of each program: what its options and operands mean for the workspace, and rules for little languages.
+"""The risk of each program: the meaning of its options and operands for the workspace, and rules for little languages.
 
 Holds: a program without an entry is UNCLEAR: its name is known, its effect is not. So is a script. An option that is
 not understood counts as the worst that its program can do.
@@ -432,7 +432,7 @@ def _rate_yq(arguments: Arguments, paths: Paths) -> Rating:
 
 
 def _rate_database(arguments: Arguments, paths: Paths) -> Rating:
-    """Rate a client of a database, whose commands can start a shell."""
+    """Rate a client of a database; its commands can start a shell."""
     shell = re.compile(
         r"(^|[\n;])\s*(\.(shell|system|output|once|import|load|read|save|backup|excel)|\\[!ogw]|system\b)"
     )

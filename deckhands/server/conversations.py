@@ -250,7 +250,7 @@ async def result_of(client: Client, conversation_id: str) -> ConversationResult:
 
 
 def settled_result(conversation_id: str, summary: Summary) -> ConversationResult:
-    """Return the result of a conversation that has settled, without a check of what was just read."""
+    """Return the result of a conversation that has settled; the caller has just read and checked its summary."""
     return ConversationResult.model_construct(
         conversation_id=conversation_id, is_settled=True, summary=summary.as_json()
     )

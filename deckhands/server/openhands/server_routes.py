@@ -1,6 +1,6 @@
 """The server by the routes of OpenHands' agent server: its version, tools, models as profiles, settings and skills.
 
-What has no meaning on a cluster answers 501 with a sentence: the table `ABSENT` names it.
+A route without a meaning on a cluster answers 501 with a sentence: the table `ABSENT` names it.
 
 Holds: no answer has a key or an address of a model.
 """
