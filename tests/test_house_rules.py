@@ -85,7 +85,7 @@ BROKEN = [
         "named_files_and_modules",
         MODULE,
         '"""M.\n\nSee broker/lo¦g/gone.py.\n"""\nx = 1  # see `broker.lo¦g.gone`',
-        {3, 4},
+        {3, 5},
     ),
     ("named_files_and_modules", MODULE, '"""See `broker.lo¦g.NoSuchLog`, `deckhands.cl¦ient.gone`."""', {1}),
     ("named_files_and_modules", "docs/a.md", "see\n`tests/un¦it/test_gone.py`", {2}),

@@ -281,7 +281,7 @@ async def deploy(
     own = own_version()
     facts = decode_fields(await connection.call("HGETALL", keys.STORE))
     there = FunctionsVersion.parse(facts.get(VERSION_FIELD, ""))
-    is_loaded = await _are_loaded(connection)
+    is_loaded = bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))
     if there.code == own.code and is_loaded:
         if rolls_back or (is_setup and HELD_FIELD in facts):
             await connection.call(*_hold(own, is_held=rolls_back))
@@ -387,7 +387,3 @@ async def _find_unserved_workers(connection: Connection, own: FunctionsVersion) 
 def _parse_number(text: str) -> int:
     """Return a number of a stamp; 0: it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < MAX_DIGITS else 0
-
-
-async def _are_loaded(connection: Connection) -> bool:
-    return bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))

@@ -186,10 +186,6 @@ def _rate_operand(program: Program, value: str | None, position: int, paths: Pat
     return paths.rate_writing(value)
 
 
-def _find_operands(arguments: Arguments) -> list[str | None]:
-    return [word for word in arguments if word is None or not word.startswith("-")]
-
-
 def _rate_interpreter(language: str, arguments: Arguments, paths: Paths) -> Rating:
     """Rate an interpreter. Neither a script nor a program in its arguments or standard input is examined."""
     if not arguments:
@@ -427,7 +423,8 @@ def _rate_wget(arguments: Arguments, paths: Paths) -> Rating:
 
 def _rate_yq(arguments: Arguments, paths: Paths) -> Rating:
     if any(word is not None and re.fullmatch(r"-[CMNPejnrvcS0]*i.*|--in-?place", word) for word in arguments):
-        return max((paths.rate_writing(word) for word in _find_operands(arguments)[1:]), default=HIGH)
+        operands = [word for word in arguments if word is None or not word.startswith("-")]
+        return max((paths.rate_writing(word) for word in operands[1:]), default=HIGH)
     return _rate_arguments(load_programs()[0]["yq"], arguments, paths)
 
 
