@@ -299,7 +299,8 @@ class _Wire(asyncio.Protocol):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float, epoch: int, place: tuple[str, int]
     ) -> None:
-        self.epoch, self.place = epoch, place
+        self.epoch = epoch
+        self.place = place
         self._loop = loop
         self._reply_timeout_seconds = reply_timeout_seconds
         self._reader = hiredis.Reader(replyError=hiredis.ReplyError, protocolError=hiredis.ProtocolError)
@@ -419,7 +420,8 @@ class Endpoint:
         if address.sentinels is not None:
             try:
                 found = await find_primary(address.sentinels, address.ssl_context, turn=self._turn)
-                address.host, address.port = found.host, found.port
+                address.host = found.host
+                address.port = found.port
                 self._count_replicas(found)
                 self._turn += 1  # unless it serves
             except StoreMisconfigured as error:

@@ -280,7 +280,9 @@ class _ActionRunner:
     """Performs one action on a conversation: recorded with its author and reason, once per idempotency key."""
 
     def __init__(self, gateway: GatewayOf, request: Request, key: IdempotencyKey = None) -> None:
-        self._gateway, self._request, self._key = gateway, request, key
+        self._gateway = gateway
+        self._request = request
+        self._key = key
 
     async def __call__(
         self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act, *, status: int = 202

@@ -156,7 +156,8 @@ class SpendingMeter:
         cost_usd, tokens = self.cost_usd, self.tokens
         self._count(row)
         if is_paid:
-            self.cost_usd, self.tokens = cost_usd, tokens
+            self.cost_usd = cost_usd
+            self.tokens = tokens
         self.has_news = True
 
     def forget(self, rows: Iterable[AttemptRow]) -> None:

@@ -116,7 +116,8 @@ class SdkConversation:
         self._updated = event.timestamp or self._updated
         match event:
             case ConversationCreated():
-                self.created, self._agent = event, event.agent
+                self.created = event
+                self._agent = event.agent
                 self._limits, self._labels = event.limits, event.labels or {}
             case ConversationChanged():
                 self._change(event)

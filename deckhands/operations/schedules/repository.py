@@ -52,7 +52,8 @@ class ScheduleRepository:
     """The schedules of a store."""
 
     def __init__(self, store: Store, secrets: Secrets) -> None:
-        self._store, self._secrets = store, secrets
+        self._store = store
+        self._secrets = secrets
 
     async def now(self) -> datetime:
         """Return the store's time, which ticks are compared with."""

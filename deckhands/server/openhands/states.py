@@ -86,11 +86,13 @@ class RunState:
         self.status = self.status.apply(event)
         match event:
             case ConversationCreated():
-                self.agent, self.title = event.agent, event.title
+                self.agent = event.agent
+                self.title = event.title
             case ConversationChanged():
                 self._change(event)
             case MessageAction(source=EventSource.USER):
-                self.has_message, self.is_held = True, False
+                self.has_message = True
+                self.is_held = False
             case ChangeAgentStateAction():
                 self.is_held = is_hold(event)
             case AgentStateChangedObservation():
