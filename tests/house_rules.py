@@ -17,12 +17,13 @@ from importlib.metadata import packages_distributions
 from pathlib import PurePosixPath
 
 from tests.source_code import ROOT, Definition, Function, Source, decorator_names
-from tests.wording import wording
+from tests.wording import prose_of, wording
 
 Finding = tuple[int, str]
 """A line and what to do about it."""
 
 MAX_POSITIONAL_PARAMETERS = 5
+MAX_WORDS_OF_A_TEST = 10
 
 MAY_IMPORT = {"broker": set(), "controller_worker": {"broker"}, "tool_worker": {"broker"}, "deckhands": {"broker"}}
 OUTSIDE = {"tests", "benchmarks", "examples"}
@@ -37,6 +38,16 @@ MODEL_LIBRARIES = {"litellm", "anthropic", "openai"}
 MADE_OF_CONCERNS = {"state", "order", "controller", "commit"}
 """Modules of the core above the concerns; all others are the terms in which concerns are written."""
 
+OWN_PATH = re.compile(
+    r"(?<![\w./-])(?:broker|controller_worker|tool_worker|deckhands|benchmarks|docs|deploy|examples"
+    r"|tests/(?:conformance|end_to_end|faults|integration|replay|security|simulation|unit))"
+    r"/[\w./-]*\w\.(?:pyi?|lua|md|toml|json|svg|ya?ml|j2|html|js|css|tsv|sh|acl|conf)\b"
+)
+OWN_NAME = re.compile(
+    r"(?<![\w./:-])(?:(?:broker|controller_worker|tool_worker)\."
+    r"|deckhands\.(?=(?:chaos|cli|client|cluster|evaluation|ingress|interop|operations|server)\b))\w+(?:\.\w+)*"
+)
+"""Dotted names of other parts of `deckhands` are Celery tasks, groups of entry points and labels."""
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 NUMBERED_OR_VAGUE_FILE = re.compile(r"\w+_(\d|impl|utils?|helpers?)")
 LOCK_FILES = {"uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pylock.toml", "package-lock.json", "yarn.lock"}
@@ -171,6 +182,45 @@ def noun_files(source: Source) -> Iterator[Finding]:
     path = PurePosixPath(source.path)
     if NUMBERED_OR_VAGUE_FILE.fullmatch(path.stem):
         yield 1, f"{path.name} is a remainder: split the file by noun"
+
+
+def named_files_and_modules(source: Source) -> Iterator[Finding]:
+    """Find paths and dotted names of ours in docstrings, comments and pages that lead to nothing.
+
+    A dotted name is looked up in the text of its module, so that no module is imported.
+    """
+    made = re.findall(r"^`([\w./-]+)`\n\n```", source.text, re.MULTILINE)  # with its whole text on this page
+    for start, text in prose_of(source):
+        for match in OWN_PATH.finditer(text):
+            if match.group() not in made and not (ROOT / match.group()).exists():
+                yield start + text.count("\n", 0, match.start()), f"{match.group()} does not exist: name what it is now"
+        for match in OWN_NAME.finditer(text):
+            parts = match.group().split(".")
+            if "/".join(parts) + ".py" not in made and not _leads_somewhere(parts):
+                yield start + text.count("\n", 0, match.start()), f"{match.group()} does not exist: name what it is now"
+
+
+def _leads_somewhere(parts: list[str]) -> bool:
+    count = next(
+        count
+        for count in range(len(parts), 0, -1)
+        if (ROOT.joinpath(*parts[:count])).is_dir() or ROOT.joinpath(*parts[:count]).with_suffix(".py").exists()
+    )
+    module = ROOT.joinpath(*parts[:count])
+    texts = (module.with_suffix(".py"), module / "__init__.py", module / "__init__.pyi")
+    return count == len(parts) or any(
+        re.search(rf"\b{parts[count]}\b", one.read_text(encoding="utf-8")) for one in texts if one.exists()
+    )
+
+
+def test_names(source: Source) -> Iterator[Finding]:
+    for node in source.nodes(Function):
+        words = node.name.removeprefix("test_").split("_")
+        if node.name.startswith("test_") and len(words) > MAX_WORDS_OF_A_TEST:
+            yield (
+                node.lineno,
+                f"{node.name} has {len(words)} words: name the behaviour in {MAX_WORDS_OF_A_TEST} at most",
+            )
 
 
 def finished(source: Source) -> Iterator[Finding]:
@@ -328,6 +378,10 @@ RANDOM_IMPORTS = ImportRule(
 )
 
 
+def _names_our_files(path: str) -> bool:
+    return (is_ours(path) and not path.startswith("deckhands/examples/")) or path.endswith((".lua", ".md"))
+
+
 def _is_host(path: str) -> bool:
     return re.fullmatch(HOST_FILES, path) is not None
 
@@ -360,6 +414,8 @@ RULES = (
     Rule("docstrings", is_ours, docstrings),
     Rule("positional_parameters", is_ours, positional_parameters),
     Rule("noun_files", is_ours, noun_files),
+    Rule("named_files_and_modules", _names_our_files, named_files_and_modules),
+    Rule("test_names", is_test, test_names),
     Rule("finished", is_written_by_us, finished),
     Rule("no_print", _may_not_print, no_print),
     Rule("no_lingering_state", is_ours, no_lingering_state),

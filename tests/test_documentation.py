@@ -79,6 +79,29 @@ def test_every_file_that_a_page_names_exists(path: str) -> None:
     assert not missing, f"{path} names what is not there: {missing}"
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    tests = [source for source in tracked_sources() if source.path.startswith("tests/") and source.path.endswith(".py")]
+    known = {
+        name for source in tests for name in re.findall(r"^\s*(?:async )?def (test_\w+)", source.text, re.MULTILINE)
+    }
+    pages = [(path, (ROOT / path).read_text(encoding="utf-8")) for path in PAGES if path.startswith("docs/")]
+    named = {(path, name) for path, text in pages for name in re.findall(r"`(test_\w+)`", text)}
+    missing = sorted((path, name) for path, name in named if name not in known | {"test_patch"})  # a field of SWE-bench
+    assert not missing, f"name the tests that are there now: {missing}"
+
+
+def test_decision_12_lists_each_part_and_each_decision() -> None:
+    """Adapt its table when a concern is added, removed or renamed."""
+    text = (ROOT / "docs" / "decisions" / "0012-packages-and-concerns.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+?) \| .+? \| (.*)\|$", text, re.MULTILINE)
+    core = ROOT / "controller_worker" / "core"
+    parts = re.findall(r"^    (\w+): .+ = field\(", (core / "state.py").read_text(encoding="utf-8"), re.MULTILINE)
+    order = (core / "order.py").read_text(encoding="utf-8")
+    decisions = re.findall(r"^    \w+\.(\w+),", order[order.index("\nORDER") :], re.MULTILINE)
+    assert sorted(name for cell, _ in rows for name in re.findall(r"`(\w+)`", cell)) == sorted(parts)
+    assert sorted(name for _, cell in rows for name in re.findall(r"`(\w+)`", cell)) == sorted(decisions)
+
+
 UNSHOWN = {
     *("model_error", "sandbox", "store", "workspace"),  # of a family; an error has the code of its member
     *("edit_refused", "editor", "file_access", "file_rejected", "invalid_parameter", "missing_parameter", "no_text"),

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterable
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
 from tests.house_rules import is_ours
-from tests.source_code import ROOT, tracked_sources
+from tests.source_code import ROOT, Source, tracked_sources
 
 Edges = dict[tuple[str, str], list[str]]
+"""The imports that lead from one package to another, each with the lines that make it."""
 
-OPTIONAL = {"deckhands.evaluation", "deckhands.interop"}
-MAY_USE_OPTIONAL = {"deckhands", "deckhands.cli", "deckhands.headless", *OPTIONAL}
-"""The public interface imports them when one of their names is used."""
-SERVES_EVALUATIONS = {"deckhands.ingress", "deckhands.server"}
-"""They offer evaluations by Celery task and by HTTP."""
+FACES_OF_MODULES = {"deckhands.cli", "tool_worker.host"}
+"""The command line has entry points only; programs in a sandbox have the standard library only."""
+USE_THE_COMMAND_LINE = {"deckhands.__main__", "deckhands.headless"}
+USE_OPTIONAL = {
+    "deckhands.evaluation": (
+        "deckhands/__init__.py",  # imports it when one of its names is used
+        "deckhands/cli/",
+        "deckhands/ingress/evaluations.py",
+        "deckhands/ingress/waiting_tasks.py",
+        "deckhands/interop/",
+        "deckhands/server/evaluations.py",
+        "deckhands/server/web/overviews.py",
+    ),
+    "deckhands.interop": ("deckhands/cli/", "deckhands/headless.py", "deckhands/server/openhands/"),
+}
+"""The files that offer what an optional package does; everything else works without it."""
 
 
-@pytest.fixture(scope="module")
-def edges() -> Edges:
-    """Return the imports that lead from one package to another, each with the lines that make it."""
+def edges_of(sources: Iterable[Source]) -> Edges:
     found: Edges = {}
-    for source in tracked_sources():
+    for source in sources:
         if not is_ours(source.path):
             continue
         importer = package_of(source.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
@@ -34,10 +45,6 @@ def edges() -> Edges:
             if owner != importer:
                 found.setdefault((importer, owner), []).append(f"{source.path}:{imported.line} {imported.name}")
     return found
-
-
-FACES_OF_MODULES = {"deckhands.cli", "tool_worker.host"}
-"""The command line has entry points only; programs in a sandbox have the standard library only."""
 
 
 def names_of(package: str) -> set[str]:
@@ -59,7 +66,7 @@ def package_of(name: str) -> str:
     return f"{first}.{rest[0]}" if rest and (ROOT / first / f"{rest[0]}.py").exists() else first
 
 
-def test_packages_form_no_cycle(edges: Edges) -> None:
+def find_cycle(edges: Edges) -> list[str]:
     graph: dict[str, set[str]] = {}
     for importer, owner in edges:
         graph.setdefault(importer, set()).add(owner)
@@ -67,12 +74,12 @@ def test_packages_form_no_cycle(edges: Edges) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         cycle = error.args[1]
-        lines = [line for pair in zip(cycle[1:], cycle, strict=False) for line in edges[pair[0], pair[1]][:5]]
-        pytest.fail(f"{' <- '.join(cycle)}: turn one of these imports round\n" + "\n".join(lines))
+        return [line for pair in zip(cycle[1:], cycle, strict=False) for line in edges[pair[0], pair[1]][:5]]
+    return []
 
 
-def test_packages_are_imported_by_their_faces(edges: Edges) -> None:
-    past = [
+def find_imports_past_faces(edges: Edges) -> list[str]:
+    return [
         line
         for (_, owner), lines in edges.items()
         if (ROOT / owner.replace(".", "/")).is_dir() and "." in owner and owner not in FACES_OF_MODULES
@@ -80,27 +87,63 @@ def test_packages_are_imported_by_their_faces(edges: Edges) -> None:
         if line.rpartition(" ")[2].removeprefix(f"{owner}.") not in {owner, *names_of(owner)}
         and not line.startswith("deckhands/__init__.py:")  # the face of faces
     ]
-    assert not past, "import the name from the package, and add it to the package's __init__.pyi:\n" + "\n".join(past)
 
 
-def test_only_the_command_line_imports_the_command_line(edges: Edges) -> None:
-    allowed = {"deckhands.__main__", "deckhands.headless"}
-    found = [
+def find_imports_of_the_command_line(edges: Edges) -> list[str]:
+    return [
         line
         for (importer, owner), lines in edges.items()
-        if owner == "deckhands.cli"
+        if owner == "deckhands.cli" and importer not in USE_THE_COMMAND_LINE
         for line in lines
-        if importer not in allowed
     ]
-    assert not found, "move the shared part below deckhands/cli:\n" + "\n".join(found)
 
 
-def test_the_core_needs_no_optional_package(edges: Edges) -> None:
-    allowed = MAY_USE_OPTIONAL | SERVES_EVALUATIONS
-    found = [
+def find_imports_of_optional_packages(edges: Edges) -> list[str]:
+    return [
         line
-        for (importer, owner), lines in edges.items()
-        if owner in OPTIONAL and importer not in allowed
+        for (_, owner), lines in edges.items()
         for line in lines
+        if owner in USE_OPTIONAL and not line.startswith(USE_OPTIONAL[owner])
     ]
-    assert not found, "the core imports an optional package:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("find", "fix"),
+    [
+        (find_cycle, "packages import each other, turn one of these imports round"),
+        (find_imports_past_faces, "import the name from the package, and add it to the package's __init__.pyi"),
+        (find_imports_of_the_command_line, "move the shared part below deckhands/cli"),
+        (find_imports_of_optional_packages, "the core imports an optional package"),
+    ],
+)
+def test_imports_keep_the_rules(find: Callable[[Edges], list[str]], fix: str) -> None:
+    found = find(edges_of(tracked_sources()))
+    assert not found, f"{fix}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("find", "path", "text"),
+    [
+        (find_cycle, "broker/runtime/a.py", "def f():\n    from broker.log import EventLog"),
+        (find_cycle, "deckhands/client/a.py", "import deckhands.server"),
+        (find_imports_past_faces, "deckhands/client/a.py", "from broker.log.event_log import EventLog"),
+        (find_imports_past_faces, "controller_worker/loop/a.py", "import controller_worker.model.models"),
+        (find_imports_past_faces, "deckhands/server/a.py", "from deckhands.client import no_such_name"),
+        (
+            find_imports_of_the_command_line,
+            "deckhands/client/a.py",
+            "def f():\n    from deckhands.cli.main import main",
+        ),
+        (find_imports_of_the_command_line, "deckhands/operations/jobs/a.py", "import deckhands.cli"),
+        (find_imports_of_optional_packages, "deckhands/client/a.py", "from deckhands import evaluation"),
+        (find_imports_of_optional_packages, "deckhands/server/a.py", "from deckhands.interop import to_uuid"),
+        (
+            find_imports_of_optional_packages,
+            "broker/log/a.py",
+            "import importlib\nimportlib.import_module('deckhands.interop')",
+        ),
+    ],
+)
+def test_an_import_against_a_rule_is_found(find: Callable[[Edges], list[str]], path: str, text: str) -> None:
+    found = find(edges_of([*tracked_sources(), Source(path, text)]))
+    assert [line for line in found if line.startswith(f"{path}:")]

@@ -52,6 +52,17 @@ def wording(source: Source) -> Iterator[tuple[int, str]]:
                 yield start + text.count("\n", 0, match.start()), f"{phrase!r} is not plain English: {fix}"
 
 
+def prose_of(source: Source) -> Iterator[Prose]:
+    """Yield the docstrings and comments of a module, or the whole text of another file."""
+    if not source.path.endswith(".py"):
+        yield 1, source.text
+        return
+    for node in (source.tree, *source.nodes(ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        if node.body and ast.get_docstring(node, clean=False) is not None:
+            yield node.body[0].lineno, node.body[0].value.value
+    yield from _comments(source.text)
+
+
 def _python_prose(source: Source) -> Iterator[Prose]:
     for node in source.nodes(ast.Constant):
         if isinstance(node.value, str):

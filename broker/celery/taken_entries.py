@@ -134,7 +134,8 @@ class SafeChannel(Channel):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._taker = new_key()
-        self._asked, self._waiting = "", 0
+        self._asked = ""
+        self._waiting = 0
         self._block_seconds = FIRST_BLOCK_SECONDS
 
     def put_back_taken(self) -> None:

@@ -442,9 +442,9 @@ class MCPAction(OfferedToolAction):
     """Call a tool of an MCP server.
 
     Attributes:
-        asks: the call to which the server has answered with questions for the person; this action continues it.
-        answers: the person's answers, by the names of the fields.
-        questions: what the server asks, if the person is asked by this action.
+        asks: the call that the server answered with questions for the user; this action continues it.
+        answers: the user's answers, by the names of the fields.
+        questions: the server's questions, if this action asks the user.
     """
 
     answered_by: ClassVar[tuple[str, ...]] = ("observation.mcp", "observation.mcp_question")

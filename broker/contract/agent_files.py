@@ -56,7 +56,7 @@ class AgentFile:
     """An agent that a file defines.
 
     Attributes:
-        description: what to delegate to it, on one line.
+        description: the work to delegate to it, on one line.
         tools: None: its parent's.
         without: tools that it does not get.
         model: empty for its parent's.

@@ -30,7 +30,7 @@ def parse_counted_command(command: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CountedEffects:
-    """What the commands of one workspace did: how often the command with a number started, and how often it ended."""
+    """The effects of the commands of one workspace: how often each numbered command started, and how often it ended."""
 
     starts: Counter[int]
     ends: Counter[int]

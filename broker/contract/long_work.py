@@ -78,7 +78,7 @@ class Feature(EventValue):
     """A feature of the list.
 
     Attributes:
-        steps: how a person would try it out.
+        steps: how a user would try it out.
         check: a command in the workspace. The feature passes if it exits with 0.
         passes: the result of the latest verification.
         passed_when_added: the check succeeded before any work, so it proves little.

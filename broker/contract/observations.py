@@ -309,11 +309,11 @@ class MCPObservation(Observation):
 
 
 class ServerQuestion(EventValue):
-    """One question of an MCP server to the person.
+    """One question of an MCP server to the user.
 
     Attributes:
         fields: the JSON Schema of the form; None for an address to visit.
-        url: the address that the person is asked to visit, or empty.
+        url: the address that the user is asked to visit, or empty.
     """
 
     key: str
@@ -322,7 +322,7 @@ class ServerQuestion(EventValue):
     url: str = ""
 
     def render(self, server: str) -> str:
-        """Return the question for people. Each line starts with the server's name, so that it imitates nothing else."""
+        """Return the question for users. Each line starts with the server's name, so that it imitates nothing else."""
         said = self.message.split("\n")
         if self.fields is not None:
             said.append(f"Fields: {json.dumps(self.fields, ensure_ascii=False)}")
@@ -332,9 +332,9 @@ class ServerQuestion(EventValue):
 
 
 class MCPQuestionObservation(Observation):
-    """An MCP server asks the person something before it answers a call; the content is for people and the model.
+    """An MCP server asks the user something before it answers a call. Users and the model read the content.
 
-    The controller then asks for a confirmation of the call, whose answer goes back to the server.
+    The controller then asks for a confirmation of the call, and the answer goes back to the server.
     """
 
     kind: Literal["observation.mcp_question"] = "observation.mcp_question"

@@ -1,7 +1,7 @@
 """Delivers actions to tool workers: the action streams of their pools and of their node.
 
 Holds: an action is claimed before its side effect. An action claimed by a worker that died is delivered again as
-`Reclaimed`, so that its new worker asks the journal before it runs anything. One observation settles an action.
+`ActionReclaimed`, so that its new worker asks the journal before it runs anything. One observation settles an action.
 Keys: `deck:{k}:act:<route>`, `deck:{k}:act:interactive:<route>` (group `tools`).
 """
 

@@ -139,7 +139,7 @@ async def find_conversation_keys(store: Store, names: ShardKeys, conversation_id
     """Return the keys of the conversation that an entry of this shard names.
 
     Raises:
-        ValueError: it is not text, or belongs to another shard, whose entry could not be acknowledged from here.
+        ValueError: it is not text, or belongs to another shard, and cannot be acknowledged from here.
         UsageError: it is not a valid conversation id.
     """
     named = check_conversation_id(conversation_id.decode())

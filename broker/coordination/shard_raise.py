@@ -4,7 +4,7 @@ Nothing moves: conversations stay in their shards, and new ones are spread over 
 reads the new shards from its next heartbeat on.
 
 Holds: the number changes in one step, so an interrupted call has raised it or not. A repeated one completes it.
-Does not: lower the number. What belongs to a name (a quota, a budget, a schedule, a webhook) stays in its shard.
+Does not: lower the number. State that belongs to a name (a quota, a budget, a schedule, a webhook) stays in its shard.
 Keys: the field `shards` of `deck:store`.
 """
 

@@ -20,13 +20,13 @@ _log = logging.getLogger(__name__)
 
 
 async def settle_results(store: Store, conversation_id: str, *, checked_gap: str = "") -> str:
-    """Append the results that wait and answer their actions; refuse all others, whose actions are dispatched again.
+    """Append the results that wait and answer their actions; refuse all others and dispatch their actions again.
 
     Args:
         checked_gap: a reported loss that is recorded or disproved, as an earlier call has returned it.
 
     Returns:
-        What a tool worker says that the log has lost, see `record_reported_gap`; empty for nothing.
+        The loss that a tool worker reports, see `record_reported_gap`; empty for nothing.
 
     Raises:
         StoreTooNew, DataLocked: this process cannot read one, and leaves them to another controller.

@@ -134,7 +134,7 @@ class WorkerMailbox:
         return notified
 
     def take_gaps(self) -> dict[str, str]:
-        """Return, once, what tool workers say that logs have lost; see `record_reported_gap`."""
+        """Return each loss that tool workers report, once; see `record_reported_gap`."""
         gaps, self._gaps = self._gaps, {}
         return gaps
 

@@ -319,7 +319,8 @@ class Ledger:
             kind, _, conversation_id = name.partition(":")
             if kind == "conversation":
                 found.append(conversation_id)
-            below += await self._load_members(f"{shard.budget(name)}:children")
+            members = await self._store.call("SMEMBERS", f"{shard.budget(name)}:children")
+            below += sorted(member.decode(errors="backslashreplace") for member in members)
         return sorted(found)
 
     async def find_shard(self, account: str) -> ShardKeys:
@@ -367,10 +368,6 @@ class Ledger:
         shard = await self.find_shard(account)
         outcome, _ = await self._call_in(shard, "deck_budget_limit", new_key(), how, amount, *chain)
         return outcome
-
-    async def _load_members(self, key: str) -> list[str]:
-        members = await self._store.call("SMEMBERS", key)
-        return sorted(member.decode(errors="backslashreplace") for member in members)
 
     async def _call(self, function: str, *arguments: Any, accounts: Sequence[str]) -> tuple[str, str]:
         """Call a function in the shard of these accounts."""

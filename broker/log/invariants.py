@@ -79,7 +79,7 @@ def find_violations(
 
 
 def _concerns_a_tool(found: LogViolation, events: Sequence[Event]) -> bool:
-    """Return whether a violation about actions and observations is one of I4: what an import leaves out is not.
+    """Return whether a violation about actions and observations is one of I4. A part that an import leaves out is none.
 
     An imported observation may answer nothing, and only what a tool or another conversation does needs an observation.
     """

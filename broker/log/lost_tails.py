@@ -73,7 +73,7 @@ async def record_reported_gap(log: EventLog, conversation_id: str, gap: str) -> 
     """Record a loss that a tool worker has reported, if the log does not hold the action. Never raises.
 
     Args:
-        gap: `<action>:<checksum or fingerprint>`. A tool worker may forge it: what the log holds is not recorded.
+        gap: `<action>:<checksum or fingerprint>`. A tool worker may forge it, so one that the log disproves is ignored.
     """
     try:
         if (said := REPORTED.fullmatch(gap)) is not None:

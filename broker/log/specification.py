@@ -256,7 +256,7 @@ class Conversation:
 
     @property
     def used(self) -> dict[str, float]:
-        """What counts against each limit."""
+        """The amount used of each limit."""
         steps = self.steps + self.delegated_steps
         return {"max_iterations": steps, "max_budget_usd": self.usd, "max_tokens": self.tokens}
 
@@ -269,7 +269,7 @@ class Conversation:
         return [name for name, used in self.used.items() if name in self.limits and used >= self.limits[name]]
 
     def _grow_limits(self) -> None:
-        """Grow the limits that were reached by what was given: a user continues after an error."""
+        """Grow the limits that were reached by their first values: a user continues after an error."""
         for name in {*self._find_reached_limits(), self.error_code + "_usd"} & self.limits.keys():
             if name != "max_iterations":
                 self.limits[name] = self.used[name] + self.given[name]
@@ -550,8 +550,8 @@ def check_log(
     Args:
         events: all its events in order: JSON objects with `id`, `kind`, `source`, `cause_id`, `timestamp` and the
             fields of the kind.
-        conversation_id: whose log it should be; None for the one that the first event names.
-        index: what the index says at the same moment: any of `last_event_id`, `state`, `iterations` and `cost_usd`.
+        conversation_id: the conversation of the log; None for the one that the first event names.
+        index: the row of the index at the same moment: any of `last_event_id`, `state`, `iterations` and `cost_usd`.
         must_be_over: the conversation should have ended, or wait for a user.
     """
     first = events[0] if events and isinstance(events[0], Mapping) else {}

@@ -3,7 +3,7 @@
 Without a sandbox, agents' commands run under the worker's own user id; with one, they would after an escape. The kernel
 then still checks access to a process.
 
-Holds: after `seclude`, a program without CAP_SYS_PTRACE can neither read the environment (which has the store's
+Holds: after `harden_process`, a program without CAP_SYS_PTRACE can neither read the environment (which has the store's
 password), the memory or the open files of this process, nor trace it. It leaves no core dump.
 Does not: prevent such a program from killing this process; protect a worker that runs as root; protect child processes,
 which are accessible again after exec; protect the program that started the worker.

@@ -278,7 +278,8 @@ class UrlInFile(str):
                 remedy="Write one line, such as redis://user:password@host:6379/0.",
             )
         made = super().__new__(cls, derive(text))
-        made.path, made._derive = path, derive
+        made.path = path
+        made._derive = derive
         return made
 
     def derive(self, derive: Callable[[str], str]) -> UrlInFile:

@@ -277,7 +277,8 @@ def encode_finished_spans(spans: Iterable[RecordedSpan], resource: Resource) -> 
             message.parent_span_id = bytes.fromhex(span.parent_id)
             message.flags = HAS_IS_REMOTE | IS_REMOTE
         message.name, message.kind = _clean_text(span.name), KINDS[span.kind]
-        message.start_time_unix_nano, message.end_time_unix_nano = span.begun_ns, span.ended_ns
+        message.start_time_unix_nano = span.begun_ns
+        message.end_time_unix_nano = span.ended_ns
         message.status.code = FAILED if span.error else 0
         _add_attributes(message.attributes, span.attributes)
     return bytes(request.SerializeToString())

@@ -299,7 +299,8 @@ class _Wire(asyncio.Protocol):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float, epoch: int, place: tuple[str, int]
     ) -> None:
-        self.epoch, self.place = epoch, place
+        self.epoch = epoch
+        self.place = place
         self._loop = loop
         self._reply_timeout_seconds = reply_timeout_seconds
         self._reader = hiredis.Reader(replyError=hiredis.ReplyError, protocolError=hiredis.ProtocolError)
@@ -419,7 +420,8 @@ class Endpoint:
         if address.sentinels is not None:
             try:
                 found = await find_primary(address.sentinels, address.ssl_context, turn=self._turn)
-                address.host, address.port = found.host, found.port
+                address.host = found.host
+                address.port = found.port
                 self._count_replicas(found)
                 self._turn += 1  # unless it serves
             except StoreMisconfigured as error:
@@ -513,7 +515,7 @@ class Endpoint:
 class _Address:
     """The address of a store and its connection handshake; with Sentinels, host and port are theirs to say.
 
-    Reads a URL as redis-py does, whose import would take longer than a command that reads.
+    Reads a URL as redis-py does. An import of redis-py would take longer than a command that reads.
 
     Raises:
         ValueError: the URL cannot be used; the message says why.
@@ -624,7 +626,7 @@ def make_missing_command(name: str, answer: str) -> StoreMisconfigured:
     """Return the error about a server without a command.
 
     Args:
-        answer: what the server says, as the rest of a sentence that it begins.
+        answer: the server's words, as the rest of a sentence about it.
     """
     needs, remedy = "functions and streams", "Use Valkey, or Redis 7.0 or newer, itself"
     if name in ("WAIT", "WAITAOF"):

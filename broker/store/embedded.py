@@ -182,7 +182,7 @@ class EmbeddedValkey:
             "hz": CRON_HZ,
             "maxmemory-policy": "noeviction",
             "stream-node-max-bytes": "1024",  # a short log would take 4 KiB
-            "maxmemory-clients": "0",  # no client is evicted: see CVE-2026-23479 in `server_versions`
+            "maxmemory-clients": "0",  # no client is evicted: see CVE-2026-23479 in `server_checks`
             "requirepass": self._password,
         }
         return "".join(f"{name} {_quote(value)}\n" for name, value in settings.items())

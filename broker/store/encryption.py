@@ -224,7 +224,7 @@ class DataKeyRecord:
 
 
 class Cipher:
-    """Encrypts what is kept of one conversation.
+    """Encrypts the stored data of one conversation.
 
     Args:
         key_id: the data key's id.
@@ -518,7 +518,8 @@ class Encryption:
             self._ciphers.clear()
             self._loaded.clear()
         self._missing.clear()
-        self._revision, self._checked = revision, now
+        self._revision = revision
+        self._checked = now
 
     async def _load_key(self, key_id: str) -> bytes:
         if key_id in self._keys:

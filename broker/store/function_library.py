@@ -8,7 +8,7 @@ ones do not serve. Only workers and `deckhands setup` deploy; a client deploys i
 all, with its first write. A worker whose functions are replaced by ones that do not serve it hands back and stops;
 `deck_now` and `deck_leave` keep their arguments for ever, so it always can.
 An announcement ends by itself: a setup that is killed stops workers for a limited time only. After a rollback, newer
-workers wait instead of loading their functions again, until a person runs `setup` or `upgrade` of their version.
+workers wait instead of loading their functions again, until an operator runs `setup` or `upgrade` of their version.
 Does not: deploy twice in the same millisecond: start two versions one after the other.
 Keys: the fields `functions`, `functions:announced`, `functions:announced_until` (seconds of
 the server's clock) and `functions:held` (the version of a rollback) of `deck:store`; reads the workers of shard 0.
@@ -217,7 +217,7 @@ class StoreFunctions:
 
 @dataclass(frozen=True, slots=True)
 class UpgradePlan:
-    """What `deploy` of a person would do.
+    """The effect that `deploy` would have for an operator.
 
     Attributes:
         effect: `none`: the store has these functions; `load`: it has none; `upgrade`: they replace older ones;
@@ -268,8 +268,8 @@ async def deploy(
     Args:
         stop_seconds: ask the workers that the new functions do not serve to hand back and stop, and wait so long; 0:
             do not ask them.
-        is_setup: a person wants this version: if the store has it, withdraw the announcement of any other.
-        rolls_back: a person wants this version in place of a newer one, which is then held back.
+        is_setup: an operator wants this version: if the store has it, withdraw the announcement of any other.
+        rolls_back: an operator wants this version in place of a newer one, which is then held back.
 
     Returns:
         The version that the store has now.
@@ -281,7 +281,7 @@ async def deploy(
     own = own_version()
     facts = decode_fields(await connection.call("HGETALL", keys.STORE))
     there = FunctionsVersion.parse(facts.get(VERSION_FIELD, ""))
-    is_loaded = await _are_loaded(connection)
+    is_loaded = bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))
     if there.code == own.code and is_loaded:
         if rolls_back or (is_setup and HELD_FIELD in facts):
             await connection.call(*_hold(own, is_held=rolls_back))
@@ -387,7 +387,3 @@ async def _find_unserved_workers(connection: Connection, own: FunctionsVersion) 
 def _parse_number(text: str) -> int:
     """Return a number of a stamp; 0: it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < MAX_DIGITS else 0
-
-
-async def _are_loaded(connection: Connection) -> bool:
-    return bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))

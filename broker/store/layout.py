@@ -6,8 +6,8 @@ numbers give different shards, a look at the store decides, once for each conver
 
 Holds: no process forgets a number that it has seen, and a worker writes those back that a store has lost in a
 fail-over, if it may. A conversation that is missing where it was found is looked for again. A process sees a higher
-number at its next call after `REFRESH_SECONDS`, a worker at its next heartbeat. What belongs to a name (a quota, a
-budget, a schedule, a webhook) stays in the shard of the first number.
+number at its next call after `REFRESH_SECONDS`, a worker at its next heartbeat. State that belongs to a name (a quota,
+a budget, a schedule, a webhook) stays in the shard of the first number.
 Keys: the field `shards` of `deck:store`; the field `shards` of `deck:{k}:clock`: the least number that a process must
 know to create a conversation in this shard.
 """
@@ -95,7 +95,7 @@ class ShardLayout:
         return ConversationKeys(found if found in shards else shards[0], conversation_id)
 
     def plan(self, keys: ConversationKeys) -> None:
-        """Remember where a conversation is to be created, for what is stored before; see `guess`."""
+        """Remember where a conversation is to be created, for data that is stored earlier; see `guess`."""
         self._put(self._named, keys.conversation_id, keys.shard)
 
     def forget(self, conversation_id: str) -> None:

@@ -223,7 +223,9 @@ class _SentinelLink:
     """A connection to one Sentinel."""
 
     def __init__(self, sentinel: Host, login: Sequence[str], context: ssl.SSLContext | None) -> None:
-        self._sentinel, self._login, self._context = sentinel, login, context
+        self._sentinel = sentinel
+        self._login = login
+        self._context = context
         self._replies = hiredis.Reader(replyError=hiredis.ReplyError, protocolError=hiredis.ProtocolError)
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter

@@ -281,7 +281,7 @@ class Store:
     async def repeat_if_raised(self, conversation_id: str, create: Callable[[int], Awaitable[T]]) -> T:
         """Create a conversation, and once more if the number of shards is raised meanwhile.
 
-        It is placed first: what `create` stores is where the conversation will be.
+        It is placed first, so `create` stores everything in the conversation's shard.
 
         Args:
             create: stores what belongs to the conversation, and then creates it with this number of shards.
@@ -301,7 +301,7 @@ class Store:
         return await create(shards)
 
     def find_home(self, name: str) -> ShardKeys:
-        """Return the shard of what belongs to a name, not to a conversation: a pool's quota, a tenant's budgets."""
+        """Return the shard of a name's state, not a conversation's: a pool's quota, a tenant's budgets."""
         return ShardKeys(keys.shard_of(name, self.layout.numbers[0]))
 
     async def load_shards(self) -> list[ShardKeys]:

@@ -28,7 +28,7 @@ class OAuthSpec(BaseModel):
     """How a worker gets access to a server by OAuth 2.1.
 
     Attributes:
-        grant: `authorization_code` after a login by a person, or `client_credentials` without one.
+        grant: `authorization_code` after a user's login, or `client_credentials` without one.
         issuer: The authorization server to which the client belongs; others get nothing.
         client_id, client_secret: The registered client; empty: `deckhands mcp login` registers one.
         scope: Scopes to ask for, separated by spaces; empty: those that the server names.

@@ -2,7 +2,7 @@
 
 Holds: tokens are encrypted in the store with the key of the secrets, each for one server and its address. Requests of a
 login go to the server and to the origins that the operator names, wherever the server's metadata points. A worker never
-starts a login that needs a person, and never writes one that is not there any more. One process at a time refreshes or
+starts a login that needs a user, and never writes one that is not there any more. One process at a time refreshes or
 replaces a login, so that a refresh token is used once.
 Does not: stop a second process whose predecessor stood still for `LOCK_SECONDS` in the middle of a refresh.
 Keys: `deck:{0}:mcp_tokens` (hash: server → its tokens, encrypted; `<server>/lock` → the process that writes them).
@@ -39,13 +39,13 @@ ReadAnswer = Callable[[], "Awaitable[AuthorizationCodeResult]"]
 
 
 class LoginNeeded(ToolFailed):
-    """A server needs a login by a person."""
+    """A server needs a user's login."""
 
     code = "mcp_login_needed"
 
 
 class _StoredLogin(BaseModel):
-    """What the store has of a login.
+    """A login in the store.
 
     Attributes:
         tokens, client: as the SDK writes them.
@@ -143,7 +143,7 @@ class _Storage:
     """The tokens of one server, as the SDK's providers keep them.
 
     Args:
-        new: a login that begins: it replaces the stored one when it has its tokens; None: the stored one.
+        new: a new login, which replaces the stored one when it has its tokens; None: the stored one.
     """
 
     def __init__(
@@ -206,15 +206,15 @@ class _Storage:
         return self._new or await self._tokens.load(self._server)
 
     def _is_persons(self) -> bool:
-        """Return whether only a person's login may create what is to be written."""
+        """Return whether only a user's login may create the record that is to be written."""
         return self._new is None and self._oauth.grant != "client_credentials"
 
 
 async def require_login(server: McpServerSpec, tokens: McpTokens | None) -> None:
-    """Check that a server can be used without a person.
+    """Check that a server can be used without a user.
 
     Raises:
-        LoginNeeded: a person has to log in first.
+        LoginNeeded: a user has to log in first.
     """
     oauth = server.oauth
     if oauth is None or oauth.grant == "client_credentials":
@@ -241,8 +241,8 @@ def make_auth(
     """Return the authentication of a server with `oauth`, by a provider of the SDK.
 
     Args:
-        ask: shows an address to the person; None: a login that needs a person raises `LoginNeeded`.
-        read_answer: returns what the person's browser brings back.
+        ask: shows an address to the user; None: a login that needs a user raises `LoginNeeded`.
+        read_answer: returns the answer that the user's browser brings back.
     """
     from mcp.client.auth import OAuthClientProvider
     from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
@@ -297,7 +297,7 @@ def make_auth(
 
 
 def is_allowed(server: McpServerSpec, url: str) -> bool:
-    """Return whether a request of a server's login may go to an address: the server itself, or what its entry names."""
+    """Return whether a login may send a request to an address: the server, or an issuer or origin of its entry."""
     oauth = server.oauth
     named = (server.url, *((oauth.issuer, *oauth.origins) if oauth is not None else ()))
     return _to_origin(url) in {_to_origin(address) for address in named}

@@ -1,6 +1,6 @@
 """LongWorkAgent: CodeActAgent with a feature list, for work that takes more than one context.
 
-Holds: a change or removal of a feature waits for a person. Everything else about the list is decided elsewhere
+Holds: a change or removal of a feature waits for a user. Everything else about the list is decided elsewhere
 (`core.concerns.long_work`).
 """
 
@@ -41,7 +41,7 @@ class LongWorkAgent(CodeActAgent):
         return f"{super().system_prompt(workspace)}\n\n{how}"
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
-        """See `Agent.events_of`; a change or removal of a feature waits for a person."""
+        """See `Agent.events_of`; a change or removal of a feature waits for a user."""
         waits = {"confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION}
         return [
             event.model_copy(update=waits)

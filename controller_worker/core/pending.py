@@ -33,7 +33,7 @@ class Tools:
     """The actions without an observation, in the order of the log.
 
     Attributes:
-        questions: calls that were answered with questions for the person, and the events with the questions.
+        questions: calls that were answered with questions for the user, and the events with the questions.
     """
 
     pending: tuple[PendingAction, ...] = ()

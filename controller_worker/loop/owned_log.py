@@ -206,7 +206,8 @@ class OwnedLog:
         if self._claimed.last_id <= SHORT_EVENTS:
             new = await self._services.log.read_new(self.ownership, after=0, with_snapshot=True)
             if not new.snapshot:
-                self.is_watched, self._checksum = new.is_watched, new.checksum
+                self.is_watched = new.is_watched
+                self._checksum = new.checksum
                 return EMPTY, new.events
         state = await self._snapshots.load()
         self.has_new_events = False

@@ -1,4 +1,4 @@
-"""What the options of a program mean: the tables `programs.toml` (understood programs) and `gtfobins.toml`.
+"""The meaning of a program's options: the tables `programs.toml` (understood programs) and `gtfobins.toml`.
 
 Holds: an option that the tables do not list is `UNKNOWN`, unless the program has no option of consequence beside the
 listed ones. An abbreviation of an option that starts, writes or sends something counts as that option.
@@ -22,7 +22,7 @@ Arguments = Sequence[str | None]
 
 
 class Use(Enum):
-    """What a program does with an argument."""
+    """The use that a program makes of an argument."""
 
     NOTHING = "flags"
     VALUE = "values"

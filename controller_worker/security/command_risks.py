@@ -1,4 +1,4 @@
-"""The risk of each program: what its options and operands mean for the workspace, and rules for little languages.
+"""The risk of each program: the meaning of its options and operands for the workspace, and rules for little languages.
 
 Holds: a program without an entry is UNCLEAR: its name is known, its effect is not. So is a script. An option that is
 not understood counts as the worst that its program can do.
@@ -184,10 +184,6 @@ def _rate_operand(program: Program, value: str | None, position: int, paths: Pat
         case "output" if position == 0:
             return paths.rate_reading(value)
     return paths.rate_writing(value)
-
-
-def _find_operands(arguments: Arguments) -> list[str | None]:
-    return [word for word in arguments if word is None or not word.startswith("-")]
 
 
 def _rate_interpreter(language: str, arguments: Arguments, paths: Paths) -> Rating:
@@ -427,12 +423,13 @@ def _rate_wget(arguments: Arguments, paths: Paths) -> Rating:
 
 def _rate_yq(arguments: Arguments, paths: Paths) -> Rating:
     if any(word is not None and re.fullmatch(r"-[CMNPejnrvcS0]*i.*|--in-?place", word) for word in arguments):
-        return max((paths.rate_writing(word) for word in _find_operands(arguments)[1:]), default=HIGH)
+        operands = [word for word in arguments if word is None or not word.startswith("-")]
+        return max((paths.rate_writing(word) for word in operands[1:]), default=HIGH)
     return _rate_arguments(load_programs()[0]["yq"], arguments, paths)
 
 
 def _rate_database(arguments: Arguments, paths: Paths) -> Rating:
-    """Rate a client of a database, whose commands can start a shell."""
+    """Rate a client of a database; its commands can start a shell."""
     shell = re.compile(
         r"(^|[\n;])\s*(\.(shell|system|output|once|import|load|read|save|backup|excel)|\\[!ogw]|system\b)"
     )

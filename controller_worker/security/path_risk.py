@@ -16,7 +16,7 @@ from broker.contract import ActionSecurityRisk
 
 
 class Rating(IntEnum):
-    """A risk that tells what is understood as MEDIUM from what is not understood."""
+    """A risk that tells a command understood as MEDIUM from one that is not understood."""
 
     UNKNOWN = -1
     LOW = 0
@@ -144,7 +144,7 @@ class Paths:
         return replace(self, directories=both if len(both) <= MAX_DIRECTORIES else frozenset((None,)))
 
     def rate_staying(self) -> Rating:
-        """Return the risk of leaving the shell there: what the next command writes is relative to it."""
+        """Return the risk of leaving the shell there, because the next command writes relative to it."""
         return max(self._rate_directory(directory) for directory in self.directories)
 
     def _rate_directory(self, directory: str | None) -> Rating:

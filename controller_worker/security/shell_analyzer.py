@@ -139,7 +139,7 @@ class _SyntaxWalk:
         if depth > MAX_DEPTH:
             return HIGH
         before = self.paths
-        if node.type in LOOPS and _changes_directory(node):
+        if node.type in LOOPS and any(name in CHANGES_DIRECTORY for name in _find_names(node)):
             self.paths = before.join(before.change(None))
         risk = self._rate_node(node, depth, is_fed=is_fed)
         if node.type in OWN_PROCESS:
@@ -471,10 +471,6 @@ def _put_found(argument: str | None, found: str | None) -> str | None:
     if argument is None or "{}" not in argument:
         return argument
     return None if found is None else argument.replace("{}", found)
-
-
-def _changes_directory(node: tree_sitter.Node) -> bool:
-    return any(name in CHANGES_DIRECTORY for name in _find_names(node))
 
 
 def _is_joined_by_and(node: tree_sitter.Node) -> bool:

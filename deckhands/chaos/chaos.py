@@ -69,7 +69,7 @@ class ChaosSpec:
         duration_seconds: how long faults happen.
         settle_seconds: how long conversations may take to come to rest afterwards.
         conversations: how many are in progress at once.
-        own_pairs: how many controller and tool workers are added, whose links to the store may fail.
+        own_pairs: how many pairs of a controller and a tool worker are added; their links to the store may fail.
         allows_others: whether conversations of others may be in progress; then no worker is added.
         shares_pids: see `find_workers`.
         store_directory: of the embedded store, if a supervisor starts it again; None: it is not killed.

@@ -62,7 +62,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class EffectCounts:
-    """What the commands did, by the files of their workspaces.
+    """The effects of the commands, by the files of their workspaces.
 
     Attributes:
         commands: how many the agents decided on and got an answer for.
@@ -89,14 +89,14 @@ class ChaosReport:
     """The result of a run.
 
     Attributes:
-        schedule: what was planned: seconds after the start, and the fault.
+        schedule: the planned faults, each with its seconds after the start.
         not_tried: the reason, by fault.
         unreachable: the reason, by worker that got no signal.
         conversations: how many were started; `finished` of them ended as they should.
         redriven: how often a conversation was continued that three dying workers had made a dead letter, as promised.
         unsettled: conversations that did not come to rest after the faults.
         logs: how many logs were verified.
-        findings: what no correct cluster does: violations of the specification of a log, and effects lost or doubled.
+        findings: faults of the cluster: violations of the specification of a log, and effects lost or doubled.
     """
 
     seed: int
@@ -126,7 +126,7 @@ class ChaosReport:
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """What this run cannot show, a sentence each."""
+        """The limits of this run's proof, a sentence each."""
         gaps = {
             "No conversation has finished.": not self.finished,
             "No command was seen to run once, to its end.": not self.effects.done,

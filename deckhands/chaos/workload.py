@@ -149,7 +149,7 @@ class Workload:
 
 
 def count_effects(conversation_id: str, events: Sequence[Event], effects: str | None) -> tuple[EffectCounts, list[str]]:
-    """Compare what a log says about its counted commands with what their file shows.
+    """Compare the counted commands of a log with the effects in their file.
 
     Args:
         effects: the text of the file; None if it could not be read.

@@ -32,7 +32,7 @@ def author_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_author(client: Client, action: str) -> Client:
-    """Return the client, whose next call puts the author and the reason into the log if the user gave one of them.
+    """Return the client. If the user gave an author or a reason, its next call puts both into the log.
 
     Args:
         action: the operation, as in the server's API: `pause`, `cancel`, …

@@ -110,7 +110,8 @@ class ScreenPrinter(EventPrinter):
             elif piece.kind == "call":
                 mark = f"[{piece.call}]"
             self._area.above([self._renderer.style(mark, "dim")])
-            self._call, self._kind = piece.call, piece.kind
+            self._call = piece.call
+            self._kind = piece.kind
         self._remember(piece)
         *whole, self._written = (self._written + clean(piece.text)).split("\n")
         self._area.above([self._words(line) for line in whole])

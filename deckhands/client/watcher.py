@@ -266,7 +266,8 @@ class Watcher:
         except DeckhandsError as error:
             _log.info("conversations are only polled: %s", error)
         finally:
-            self._listening, self._is_listening = None, False
+            self._listening = None
+            self._is_listening = False
             await stream.aclose()
 
     def _poll_soon(self, conversation_ids: Iterable[str]) -> None:

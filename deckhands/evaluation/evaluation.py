@@ -163,7 +163,8 @@ class Evaluation:
         with suppress(OSError):  # only the report shows it
             await asyncio.to_thread(write_transcript, self._directory, one.conversation_id, settled.events)
         summary = settled.summary
-        one.seen.cost_usd, one.seen.iterations = summary.cost_usd, summary.iterations
+        one.seen.cost_usd = summary.cost_usd
+        one.seen.iterations = summary.iterations
         one.seen.tokens = summary.prompt_tokens + summary.completion_tokens
         failed = find_failed_setup(settled.events) if one.attempt.instance.setup is not None else None
         if failed is not None:
@@ -419,7 +420,8 @@ class Evaluation:
         text = answer.content if answer is not None else ""
         row.outcome = "resolved" if summary.state == AgentState.FINISHED else "unresolved"
         row.evidence = text[-MAX_EVIDENCE_CHARS:]
-        row.checked_id, row.scoring_seconds = checked.conversation_id, summary.duration_seconds
+        row.checked_id = checked.conversation_id
+        row.scoring_seconds = summary.duration_seconds
         if row.outcome == "unresolved" and instance.setup is not None and (answer is None or may_have_failed(answer)):
             return await self._run_setup_alone(one, row, {**begun_with, **hidden})
         rewards = find_rewards(text) if instance.has_rewards else None

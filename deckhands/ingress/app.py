@@ -34,7 +34,8 @@ results = TaskResults(app)
 ingress_worker = IngressWorker(settings, results, evaluations)
 loop_thread = add_loop(app, ingress_worker)
 tasks = IngressTasks(app, ingress_worker, loop_thread, results)
-app.note_unusable, app.take_run = tasks.note_unusable, tasks.take_run
+app.note_unusable = tasks.note_unusable
+app.take_run = tasks.take_run
 app.register_task(evaluate_task(evaluations, results))
 
 

@@ -122,7 +122,8 @@ class InboxReaders:
     """All inbox streams of a store, as one worker reads them."""
 
     def __init__(self, context: IngressContext, worker_id: str) -> None:
-        self._context, self._worker_id = context, worker_id
+        self._context = context
+        self._worker_id = worker_id
         self._producers = Producers(context.store)
         self._known: dict[str, Producer] = {}
         self._entries = 0
@@ -182,7 +183,9 @@ class InboxReader:
         *,
         known: Mapping[str, Producer] | None = None,
     ) -> None:
-        self._context, self._worker_id, self._source = context, worker_id, source
+        self._context = context
+        self._worker_id = worker_id
+        self._source = source
         self._key = source.key
         self._known = known if known is not None else {}
         self._store = context.store

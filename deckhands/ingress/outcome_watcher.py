@@ -50,7 +50,9 @@ class OutcomeWatcher:
     """Checks conversations for one worker."""
 
     def __init__(self, context: IngressContext, runs: Runs, worker_id: str) -> None:
-        self._context, self._runs, self._worker_id = context, runs, worker_id
+        self._context = context
+        self._runs = runs
+        self._worker_id = worker_id
         self._store = context.store
         self._replies = Replies(context.store)
         self._unreadable = Quarantine(context.store)

@@ -31,7 +31,9 @@ class IngressWorker:
     """An ingress worker; a `LoopService`."""
 
     def __init__(self, settings: BrokerSettings, results: TaskResults, evaluations: EvaluationTasks) -> None:
-        self._settings, self._results, self._evaluations = settings, results, evaluations
+        self._settings = settings
+        self._results = results
+        self._evaluations = evaluations
         self._is_open = asyncio.Event()
         self._session: _WorkerSession | None = None
         self.runs: Runs
@@ -87,7 +89,8 @@ class _WorkerSession:
         self.worker_id = new_worker_id("ingress")
         self.watcher = OutcomeWatcher(context, runs, self.worker_id)
         self.inbox = InboxReaders(context, self.worker_id)
-        self._store, self._log = context.store, context.log
+        self._store = context.store
+        self._log = context.log
         self._evaluations = evaluations
         self.membership = Membership(
             context.store, self.worker_id, "ingress", ttl_seconds=settings.heartbeat_ttl_seconds, holds_work=False

@@ -51,7 +51,10 @@ class IngressTasks:
     """Registers the tasks of the ingress with an application, and runs them on the worker's loop."""
 
     def __init__(self, app: Celery, ingress: IngressWorker, loop: LoopThread, results: TaskResults) -> None:
-        self._app, self._worker, self._loop, self._results = app, ingress, loop, results
+        self._app = app
+        self._worker = ingress
+        self._loop = loop
+        self._results = results
         self._broadcasts = threading.BoundedSemaphore(MAX_BROADCASTS)
         self._revocations = asyncio.Semaphore(REVOCATIONS_AT_ONCE)
         self._notes = threading.BoundedSemaphore(MAX_NOTES)

@@ -250,7 +250,7 @@ async def result_of(client: Client, conversation_id: str) -> ConversationResult:
 
 
 def settled_result(conversation_id: str, summary: Summary) -> ConversationResult:
-    """Return the result of a conversation that has settled, without a check of what was just read."""
+    """Return the result of a conversation that has settled; the caller has just read and checked its summary."""
     return ConversationResult.model_construct(
         conversation_id=conversation_id, is_settled=True, summary=summary.as_json()
     )
@@ -280,7 +280,9 @@ class _ActionRunner:
     """Performs one action on a conversation: recorded with its author and reason, once per idempotency key."""
 
     def __init__(self, gateway: GatewayOf, request: Request, key: IdempotencyKey = None) -> None:
-        self._gateway, self._request, self._key = gateway, request, key
+        self._gateway = gateway
+        self._request = request
+        self._key = key
 
     async def __call__(
         self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act, *, status: int = 202

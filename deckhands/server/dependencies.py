@@ -33,7 +33,8 @@ class Needs:
     """A dependency that returns the principal of a request if it has a scope."""
 
     def __init__(self, scope: Scope, *, all_tenants: bool = False) -> None:
-        self.scope, self.all_tenants = scope, all_tenants
+        self.scope = scope
+        self.all_tenants = all_tenants
 
     async def __call__(self, connection: HTTPConnection) -> Principal:
         """Return the principal.

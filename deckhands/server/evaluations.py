@@ -202,8 +202,8 @@ class ShownAttempt(BaseModel):
         evidence: the output of the check, the answer, or the error; truncated.
         checked_id: the conversation in which the check ran; empty if none.
         round: how often it was requeued.
-        tries: how often it was started; more than once after failures of the infrastructure, whose codes are
-            `failures`.
+        tries: how often it was started; more than once after failures of the infrastructure; `failures` has
+            their codes.
         waiting_seconds: by reason.
         cost_usd: of the last try; `lost_cost_usd`: of earlier tries that the infrastructure failed.
         critic_id: the conversation of its critic, whose score and verdict these are and which cost `critic_cost_usd`;

@@ -196,7 +196,9 @@ class _LimitedBody:
     """The body of a request, which fails if it is too long or arrives too slowly."""
 
     def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
-        self._receive, self._limit, self._seconds = receive, limit, seconds
+        self._receive = receive
+        self._limit = limit
+        self._seconds = seconds
         self._size = 0
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()

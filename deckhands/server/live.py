@@ -72,7 +72,10 @@ class SseResponse(Response):
     ) -> None:
         super().__init__(headers={**STREAM_HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._gateway, self._stream, self._written, self._head = gateway, stream, written, head
+        self._gateway = gateway
+        self._stream = stream
+        self._written = written
+        self._head = head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream until it ends or the reader disconnects."""

@@ -101,7 +101,8 @@ class Problem(DeckhandsError):
         errors: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(message, remedy=remedy)
-        self.status, self.code = status, code
+        self.status = status
+        self.code = code
         self.headers = dict(headers or {})
         self.errors = [dict(error) for error in errors]
 

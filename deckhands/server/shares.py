@@ -1,4 +1,4 @@
-"""What tenants have in use of a server: open streams and waiting requests, files in transfer, connections.
+"""The resources of a server that tenants use: open streams and waiting requests, files in transfer, connections.
 
 Holds: no tenant has more than its share of any of them (`ServerOptions.tenant_percent`), with any number of keys, so
 the rest is free for others.
@@ -17,7 +17,7 @@ from deckhands.server.problems import RETRY_SECONDS, Problem
 
 
 class Held:
-    """What tenants hold of one resource.
+    """The share of each tenant of one resource.
 
     Args:
         what: the resource, in the plural, as in `too_many_<what>_of_tenant`.

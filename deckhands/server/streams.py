@@ -78,8 +78,13 @@ class EventStream:
         is_whole: bool = False,
         is_said_whole: bool = False,
     ) -> None:
-        self._gateway, self._principal, self._conversation_id = gateway, principal, conversation_id
-        self._after, self._deltas, self._is_whole, self._is_said_whole = after, deltas, is_whole, is_said_whole
+        self._gateway = gateway
+        self._principal = principal
+        self._conversation_id = conversation_id
+        self._after = after
+        self._deltas = deltas
+        self._is_whole = is_whole
+        self._is_said_whole = is_said_whole
         self._tally = Tally() if until_settled else None
         self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
         self._events_ahead = self._chars_ahead = 0

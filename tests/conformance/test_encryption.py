@@ -380,7 +380,7 @@ async def test_a_recreated_conversation_is_written_with_its_new_key(opened: Open
     assert [event.content for event in (await EventLog(store).read(CID))[1:]] == ["two", "three"]
 
 
-async def test_creators_at_the_same_moment_use_one_key_of_a_new_tenant(opened: Open) -> None:
+async def test_simultaneous_creators_use_one_key_of_a_new_tenant(opened: Open) -> None:
     stores = [await opened() for _ in range(4)]
     for number in range(25):
         tenant = f"tenant-{number}"

@@ -107,7 +107,7 @@ async def test_a_deleted_conversation_is_created_anew_in_a_new_shard(connect: Co
     await store.aclose()
 
 
-async def test_a_worker_works_in_the_new_shards_from_its_next_beat_on(connect: Connect) -> None:
+async def test_worker_works_in_new_shards_from_its_next_beat(connect: Connect) -> None:
     store, other = await open_store(connect(), shards=1), await open_store(connect())
     worker = await enter(store, "w1")
     await raise_shards(other, 4, limit_seconds=0.0)
@@ -224,7 +224,7 @@ async def test_a_swept_worker_is_not_revived_by_new_shards(store: Store) -> None
     assert await membership.beat(1) is None
 
 
-async def test_what_is_noted_of_an_existing_conversation_is_found_in_its_shard(connect: Connect) -> None:
+async def test_note_about_an_existing_conversation_is_in_its_shard(connect: Connect) -> None:
     store = await open_store(connect(), shards=1)
     (cid,) = displaced(1, 1, 4)
     tenancy = Tenancy(tenant="acme")
@@ -251,7 +251,7 @@ async def test_what_is_noted_of_an_existing_conversation_is_found_in_its_shard(c
         await one.aclose()
 
 
-async def test_a_conversation_created_again_is_found_by_those_that_knew_the_old_one(connect: Connect) -> None:
+async def test_recreated_conversation_is_found_where_the_old_one_was_known(connect: Connect) -> None:
     store = await open_store(connect(), shards=1)
     (cid,) = displaced(1, 1, 4)
     await begin(store, cid)
@@ -331,7 +331,7 @@ def test_a_layout_forgets_no_number() -> None:
     assert layout.numbers == (1, 4, 8)
 
 
-async def test_a_store_that_does_not_answer_delays_no_look_at_the_layout(connect: Connect) -> None:
+async def test_silent_store_delays_no_look_at_the_layout(connect: Connect) -> None:
     store = await open_store(connect(), shards=1, patience_seconds=None)
     connection = Unanswering(store.connection)
     quiet = replace(store, connection=connection)  # type: ignore[arg-type]
@@ -345,7 +345,7 @@ async def test_a_store_that_does_not_answer_delays_no_look_at_the_layout(connect
 
 
 @pytest.mark.parametrize("what", ["a raise meanwhile", "an older place that named it"])
-async def test_what_is_stored_for_a_new_conversation_is_where_it_is_created(connect: Connect, what: str) -> None:
+async def test_data_of_a_new_conversation_is_stored_in_its_shard(connect: Connect, what: str) -> None:
     store, other = await open_store(connect(), shards=1), await open_store(connect())
     (cid,) = displaced(1, 1, 4)
     if what != "a raise meanwhile":

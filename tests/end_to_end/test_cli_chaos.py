@@ -33,7 +33,7 @@ def run(env: dict[str, str], *options: str) -> Done:
 
 
 @pytest.mark.timeout(400)
-def test_a_cluster_of_up_holds_and_is_refused_while_others_work(tmp_path: Path) -> None:
+def test_cluster_of_up_holds_and_is_refused_while_others_work(tmp_path: Path) -> None:
     env = environment(tmp_path)
     with cluster(tmp_path, "--sandbox", "none"):
         done = run(env, *SHORT, "--faults", "kill,pause,memory,store", "--report", str(tmp_path / "report"), "--json")

@@ -60,7 +60,7 @@ def test_a_run_is_written_as_a_trajectory_and_read_again(env: dict[str, str], tm
     assert (replayed.code, replayed.json[0]["state"]) == (0, "finished")
 
 
-def test_a_run_is_written_as_a_directory_of_the_sdk_and_read_again(env: dict[str, str], tmp_path: Path) -> None:
+def test_run_survives_export_to_an_sdk_directory_and_import(env: dict[str, str], tmp_path: Path) -> None:
     folder, events = tmp_path / "sdk", tmp_path / "events.jsonl"
     done = deckhands("export", ID, "--format", "openhands-sdk", "-o", folder, env=env)
     assert (done.code, "The SDK's name of the conversation is " in done.err) == (0, True)

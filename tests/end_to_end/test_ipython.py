@@ -95,7 +95,7 @@ async def test_a_cell_sees_its_key(run: Notebook) -> None:
         assert result.value["content"] == key
 
 
-async def test_the_setting_of_the_key_has_the_limit_of_the_cell(run: Notebook) -> None:
+async def test_setting_the_key_has_the_limit_of_the_cell(run: Notebook) -> None:
     assert await run.text("import os, threading; os.environ.update = lambda given: threading.Event().wait()") == ""
     arguments = {"code": "print('ran')", "include_extra": False, "variables": {"A": "b"}, "timeout": 1}
     async with asyncio.timeout(60):

@@ -267,7 +267,7 @@ async def test_a_key_has_so_many_requests_a_minute(server: Served) -> None:
     assert used[0] is not None
 
 
-async def test_only_valid_tokens_count_and_a_revoked_one_ends_at_once(server: Served) -> None:
+async def test_only_valid_tokens_count_and_revoked_ones_end_at_once(server: Served) -> None:
     token = await server.token(requests_per_minute=100)
     key_id, store = token.split("_")[1], server.client.store
     forged = f"dh_{key_id}_{'a' * 43}"

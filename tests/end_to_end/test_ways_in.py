@@ -271,6 +271,6 @@ def test_each_way_and_each_feature_is_tried() -> None:
     assert MISSING.keys() <= {(way.name, feature.name) for way in WAYS for feature in FEATURES}
 
 
-def test_each_field_of_a_task_is_a_feature_or_says_why_not() -> None:
+def test_each_task_field_is_a_feature_or_says_why_not() -> None:
     fields = [*NOT_FEATURES, *(name for feature in FEATURES for name in feature.fields)]
     assert set(fields) == set(TaskSpec.model_fields)

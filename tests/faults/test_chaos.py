@@ -236,7 +236,7 @@ async def test_a_forged_report_kills_no_other_process(memory_store: Any, tmp_pat
         assert innocent.poll() is None
 
 
-async def test_only_workers_of_this_machine_that_are_older_than_their_report_are_proven(tmp_path: Path) -> None:
+async def test_only_local_workers_older_than_their_report_are_proven(tmp_path: Path) -> None:
     prefix = make_worker_id_prefix("controller")
     with program(*POSING) as posing:
         await until(lambda: b"controller_worker" in Path(f"/proc/{posing.pid}/cmdline").read_bytes())
@@ -375,7 +375,7 @@ async def test_a_fault_that_was_refused_is_not_reported(memory_store: Any, tmp_p
     assert UndoJournal(tmp_path / "open-faults.jsonl").load() == []
 
 
-async def test_a_run_that_may_not_start_conversations_ends_with_the_reason(tmp_path: Path) -> None:
+async def test_run_that_may_not_start_conversations_ends_with_the_reason(tmp_path: Path) -> None:
     async with serving("log", tmp_path / "log", environment_with(tmp_path)) as log:
         await (await open_store(log.admin)).aclose()
         store = await open_store(log.role("metrics"))
@@ -403,7 +403,7 @@ def test_a_run_that_shows_nothing_does_not_hold(fields: dict[str, Any], holds: b
     assert ("Everything holds." in report.render_markdown()) is holds
 
 
-async def test_a_role_is_left_alone_until_the_killed_worker_is_replaced(valkey_store: Any, tmp_path: Path) -> None:
+async def test_role_is_left_alone_until_its_killed_worker_is_replaced(valkey_store: Any, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         posing = [stack.enter_context(program(*POSING)) for _ in range(3)]
         for one in posing:

@@ -260,7 +260,7 @@ class MovingConnection(ClusterConnection):
         return has_loaded
 
 
-async def test_a_call_that_moves_on_gets_the_functions_of_a_second_new_primary(cluster: Cluster, store: Store) -> None:
+async def test_moved_call_gets_the_functions_of_a_second_new_primary(cluster: Cluster, store: Store) -> None:
     names = store.all_shards[2]
     slot = find_slot(names.root)
     first, second = await cluster.add_node(), await cluster.add_node()
@@ -300,7 +300,7 @@ async def test_a_promoted_replica_is_found(cluster: Cluster, store: Store) -> No
     await reader.aclose()
 
 
-async def test_a_single_server_and_an_unusable_url_are_refused_with_a_remedy() -> None:
+async def test_single_server_and_unusable_url_are_refused_with_a_remedy() -> None:
     port = free_port()
     with (
         contextlib.contextmanager(running)(valkey_program(), "--port", str(port)),

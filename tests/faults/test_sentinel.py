@@ -64,7 +64,7 @@ async def test_waiting_read_leaves_a_stopped_primary_when_another_is_promoted(gr
     await store.aclose()
 
 
-async def test_a_sentinel_that_has_missed_a_fail_over_misleads_only_once(group: SentinelGroup) -> None:
+async def test_sentinel_that_missed_a_fail_over_misleads_only_once(group: SentinelGroup) -> None:
     """The first Sentinel names a server that is gone; then the next one is asked."""
 
     served: list[asyncio.Task[None] | None] = []

@@ -168,7 +168,7 @@ async def at_work(
         yield cluster, ids
 
 
-async def test_actions_do_not_wait_for_entries_that_a_former_replica_miscounts(group: SentinelGroup) -> None:
+async def test_actions_wait_for_no_entries_that_a_former_replica_miscounts(group: SentinelGroup) -> None:
     """In Redis 7.0 a replica knows the number of entries read from its first copy alone, so its lag is too large."""
     async with opened(group.url, acks="replica") as store:
         await turns.controllers(store)

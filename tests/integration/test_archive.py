@@ -424,7 +424,7 @@ async def test_deleting_keeps_the_file_of_another_tenant(client, place, tmp_path
     assert set(files(place)) == {"one-of-us"}
 
 
-async def test_fork_of_a_question_is_deleted_if_its_server_has_not(client, place, tmp_path) -> None:
+async def test_abandoned_fork_of_a_question_is_deleted(client, place, tmp_path) -> None:
     await begin_ended(client, "question-old", labels=QUESTION_LABELS)
     await begin_ended(client, "a-label-only", labels=QUESTION_LABELS)
     log, now = client.log, client.store.clock.now()

@@ -115,7 +115,7 @@ def test_only_services_with_secrets_have_their_key() -> None:
     assert set(used) == {":?run deploy/make-env"}
 
 
-def test_only_setup_is_admin_and_each_role_has_its_own_user() -> None:
+def test_only_setup_is_admin_and_each_role_has_a_user() -> None:
     admins = {name for name, service in services().items() if "//admin:" in json.dumps(service.get("environment", {}))}
     assert admins == {"setup"}
     texts = {name: json.dumps(service.get("environment", {})) for name, service in services().items()}

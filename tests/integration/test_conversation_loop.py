@@ -55,7 +55,7 @@ async def test_a_conversation_runs_to_completion_and_is_given_up(hands: Hands) -
     assert (hands.gone, await hands.owner()) == ([CID], "")
 
 
-async def test_a_long_log_leaves_a_snapshot_at_its_release_and_a_short_one_none(hands: Hands) -> None:
+async def test_only_a_long_log_leaves_a_snapshot_at_its_release(hands: Hands) -> None:
     thoughts = [{"tool_calls": [{"name": "think", "arguments": {"thought": f"hm {n}"}}]} for n in range(6)]
     await hands.begin(FINISH, *thoughts, FINISH)
     await hands.go()
@@ -71,7 +71,7 @@ async def test_a_long_log_leaves_a_snapshot_at_its_release_and_a_short_one_none(
     assert replay(events).divergence is None
 
 
-async def test_a_conversation_that_is_gone_leaves_nothing_for_the_garbage_collector(hands: Hands) -> None:
+async def test_removed_conversation_leaves_nothing_for_the_garbage_collector(hands: Hands) -> None:
     """A full collection visits all conversations of a worker, so it is rare: what waits for one would pile up."""
     await hands.begin(THINK)
     gc.disable()

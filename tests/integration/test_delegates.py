@@ -222,7 +222,7 @@ async def test_control_of_several_does_what_is_possible(hands: Hands) -> None:
         ({"is_stopping": True}, "Already ended: 8. You will get the result."),
     ],
 )
-async def test_message_starts_no_delegate_that_is_paused_or_told_to_stop(
+async def test_message_starts_no_delegate_that_is_paused_or_stopped(
     hands: Hands, changes: dict[str, bool], said: str
 ) -> None:
     loop, delegate_id = await begin_control(hands, {"text": "What now?"})

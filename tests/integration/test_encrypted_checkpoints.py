@@ -76,7 +76,7 @@ async def test_checkpoints_are_restored_with_the_key_alone(
     await another.aclose()
 
 
-async def test_a_fork_for_another_tenant_outlives_the_key_of_its_source(
+async def test_fork_for_another_tenant_outlives_the_key_of_its_source(
     keyed: Store, workspace: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "checkpoints"
@@ -126,9 +126,7 @@ async def test_exchanged_manifests_are_refused(keyed: Store, workspace: Path, tm
     await asyncio.to_thread(checkpoints.restore, "second", tmp_path / "restored" / "workspace")
 
 
-async def test_a_tenant_without_key_does_not_keep_the_checkpoints_of_others(
-    keyed: Store, workspace: Path, tmp_path: Path
-) -> None:
+async def test_tenant_without_key_keeps_no_checkpoints_of_others(keyed: Store, workspace: Path, tmp_path: Path) -> None:
     place = f"file://{tmp_path / 'checkpoints'}"
     checkpoints = Checkpoints(place, SystemClock())
     for name in ("gone", "second"):

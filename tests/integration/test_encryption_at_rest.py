@@ -37,7 +37,7 @@ async def save_snapshot(cluster: FaultCluster) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [True, False])
-async def test_the_files_of_a_store_hold_planted_texts_only_without_keys(
+async def test_store_files_hold_planted_texts_only_without_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_encrypted: bool
 ) -> None:
     variables = {"DECKHANDS_SECRET_KEY": SECRET_KEY} | ({"DECKHANDS_MASTER_KEYS": KEYS} if is_encrypted else {})
@@ -152,7 +152,7 @@ async def test_keys_are_listed_rotated_and_deleted_by_commands(tmp_path: Path, m
         assert (code, "DECKHANDS_MASTER_KEYS_FILE" in text) == (1, True), text
 
 
-async def test_a_deleted_key_stops_a_conversation_at_work_and_no_other(
+async def test_deleted_key_stops_a_conversation_at_work_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DECKHANDS_MASTER_KEYS", KEYS)

@@ -273,7 +273,7 @@ async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> 
     assert await world.tenant_of(after.conversation_id) == "other"
 
 
-async def test_checks_of_one_conversation_at_the_same_time_send_one_answer(world: World) -> None:
+async def test_simultaneous_checks_of_one_conversation_send_one_answer(world: World) -> None:
     await Producers(world.store).add("late", "acme")
     caller = Caller(CID, STREAM, "late", "1")
     await world.desk.callers.add(caller)

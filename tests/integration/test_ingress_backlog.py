@@ -46,7 +46,7 @@ async def test_results_do_not_wait_behind_new_messages(tmp_path: Path) -> None:
         producer.close()
 
 
-async def test_a_thousand_runs_that_end_at_once_are_answered_once_each(tmp_path: Path) -> None:
+async def test_thousand_runs_that_end_at_once_are_answered_once(tmp_path: Path) -> None:
     async with FaultCluster(tmp_path).running() as cluster:
         cluster.start_ingress()
         producer = Producer(cluster)

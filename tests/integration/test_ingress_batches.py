@@ -124,7 +124,7 @@ async def test_two_ingresses_with_the_same_message_start_one_run(valkey_store: S
     assert len(await log.read(derive_task_conversation_id("racing"))) == 2
 
 
-async def test_a_message_repeated_while_its_task_is_completed_restores_the_result(valkey_store: Store) -> None:
+async def test_message_repeated_while_its_task_completes_restores_the_result(valkey_store: Store) -> None:
     """Its producer may have seen the result and deleted it before the worker marks the task as answered."""
     desk, results = IngressContext(valkey_store, Announced()), Announced()
     await Runs(desk).take(message())

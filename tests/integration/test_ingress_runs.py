@@ -307,7 +307,7 @@ async def test_a_run_that_expires_before_it_begins_is_revoked(own_producer: Prod
         await own_producer.value(result)
 
 
-async def test_a_run_that_was_begun_in_time_outlives_its_expired_message(producer: Producer) -> None:
+async def test_run_that_started_in_time_outlives_its_expired_message(producer: Producer) -> None:
     """An ingress that dies before it acknowledges a message leaves it to another one, which may get it much later."""
     turns = [
         {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "until [ -e go ]; do sleep 0.1; done"}}]}

@@ -44,7 +44,7 @@ async def test_server_without_confirmations_is_refused_if_they_are_wanted(comman
     assert "DECKHANDS_ACKS=local" in (error.remedy or "")
 
 
-async def test_server_that_does_not_describe_its_commands_is_refused_by_its_answer() -> None:
+async def test_server_without_descriptions_of_commands_is_refused_by_its_answer() -> None:
     with lacking("COMMAND", "FUNCTION") as server:
         error = await refusal(server)
     assert "does not know the command FUNCTION: it answers \"ERR unknown command 'FUNCTION'" in error.message

@@ -98,7 +98,7 @@ async def test_a_name_of_this_machine_is_refused(listener: Listener, resolver: l
 
 
 @pytest.mark.parametrize("get", CLIENTS)
-async def test_the_address_of_the_settings_has_a_port_and_a_scheme(listener: Listener, get: Get) -> None:
+async def test_address_of_the_settings_has_a_port_and_a_scheme(listener: Listener, get: Get) -> None:
     address = f"http://127.0.0.1:{listener.port}"
     for base_url in (
         f"http://127.0.0.1:{listener.port - 1}/v1",

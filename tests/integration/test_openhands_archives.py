@@ -103,7 +103,7 @@ async def read_on(socket: ClientConnection) -> None:
         await received(socket)
 
 
-async def test_socket_of_an_archived_conversation_stays_while_its_key_is_valid(server: Served, tmp_path: Path) -> None:
+async def test_socket_of_an_archived_conversation_stays_while_its_key_lives(server: Served, tmp_path: Path) -> None:
     name, token = await archived(server, tmp_path, "acme"), await server.token()
     url = f"ws://127.0.0.1:{server.port}/sockets/events/{name}?resend_mode=all"
     async with connect(url, additional_headers={"X-Session-API-Key": token}) as socket:

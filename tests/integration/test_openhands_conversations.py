@@ -395,7 +395,7 @@ async def test_every_route_hides_conversations_of_other_tenants(client: httpx2.A
     assert await status_of(client, name) == "idle"
 
 
-async def test_run_needs_the_scope_to_operate_and_info_that_to_read(client: httpx2.AsyncClient, server: Served) -> None:
+async def test_run_needs_the_operate_scope_and_info_the_read_scope(client: httpx2.AsyncClient, server: Served) -> None:
     chosen = str(uuid4())
     assert (await client.post(PATH, json=start("scripted/none", conversation_id=chosen))).status_code == 201
     async with keyed(server, await server.token(scopes=[Scope.READ, Scope.WRITE])) as writer:

@@ -80,7 +80,7 @@ async def test_reply_is_estimated_by_the_longest_so_far(hands: Hands) -> None:
     assert await spent(hands) == (1, pytest.approx(0.3045))
 
 
-async def test_cost_of_a_step_does_not_raise_a_critic_s_estimate(hands: Hands) -> None:
+async def test_cost_of_a_step_does_not_raise_a_critics_estimate(hands: Hands) -> None:
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], "cost_usd": 1.35}
     verdict = {"tool_calls": [{"name": "verdict", "arguments": {"accepted": True, "reason": "Tested."}}]}
     agent = hands.agent(goal=GoalSpec(critic=CriticSpec()))

@@ -202,9 +202,7 @@ async def test_one_tenant_cannot_take_the_streams_of_others(tmp_path: Path, prog
         assert opened.status_code == 200
 
 
-async def test_a_tenant_has_its_share_of_streams_with_any_number_of_keys(
-    tmp_path: Path, programs: dict[str, str]
-) -> None:
+async def test_tenant_has_one_share_of_streams_for_all_keys(tmp_path: Path, programs: dict[str, str]) -> None:
     async with served(tmp_path / "log", programs, max_streams=40) as server, AsyncExitStack() as stack:
         clients = [server.as_(await server.token("greedy")) for _ in range(4)]
         for client in clients:
@@ -264,7 +262,7 @@ async def test_a_tenant_has_its_share_of_connections(tmp_path: Path, programs: d
         assert (await greedy[3].get("/budgets")).status_code == 200
 
 
-async def test_short_requests_of_a_tenant_take_turns_and_delay_no_other() -> None:
+async def test_short_requests_of_a_tenant_take_turns_delaying_no_other() -> None:
     turns = Turns(2, max_waiting=48)
     is_over = asyncio.Event()
     started: list[str] = []

@@ -57,7 +57,7 @@ async def test_a_log_of_the_store_is_verified_with_its_index(valkey_store: Store
         await client.verify("nobody")
 
 
-async def test_a_log_in_progress_is_verified_up_to_its_last_event(valkey_store: Store) -> None:
+async def test_log_in_progress_is_verified_up_to_its_last_event(valkey_store: Store) -> None:
     client = Client(valkey_store)
     await begin(client, recorded()[:12])
     assert (await client.verify(CID)).holds

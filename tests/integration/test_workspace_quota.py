@@ -113,7 +113,7 @@ async def test_the_model_is_told_of_what_is_nested_too_deep(shell: Shell) -> Non
 
 
 @pytest.mark.parametrize("shell", ["bwrap"], indirect=True)
-async def test_the_home_counts_but_a_directory_of_the_user_does_not(shell: Shell, tmp_path: Path) -> None:
+async def test_home_counts_but_a_directory_of_the_user_does_not(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     spec = WorkspaceSpec(path=str(tmp_path / "mine"))
     assert (await shell(f"head -c {2 * LIMIT_BYTES} /dev/zero > large", spec)).content == ""

@@ -30,7 +30,7 @@ def test_the_first_release_is_there_with_every_history() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_log_of_a_release_is_folded_and_decided_as_it_was(path: Path) -> None:
+def test_log_of_a_release_is_folded_and_decided_as_before(path: Path) -> None:
     kept = read(path)
     events = [codec.decode(entry, number) for number, entry in enumerate(kept["entries"], 1)]
     whole = fold(State(), events)
@@ -45,7 +45,7 @@ def test_a_log_of_a_release_is_folded_and_decided_as_it_was(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_snapshot_of_a_release_leads_to_the_same_state_or_is_left_alone(path: Path) -> None:
+def test_snapshot_of_a_release_gives_the_same_state_or_none(path: Path) -> None:
     kept = read(path)
     events = [codec.decode(entry, number) for number, entry in enumerate(kept["entries"], 1)]
     state = parse_snapshot(kept["snapshot"])

@@ -237,7 +237,7 @@ async def test_another_worker_answers_what_was_refused(world: World) -> None:
     await queue.aclose()
 
 
-async def test_answer_to_an_action_that_is_noted_otherwise_is_dispatched_again(world: World) -> None:
+async def test_answer_that_disagrees_with_its_noted_action_is_dispatched_again(world: World) -> None:
     await world.dispatch()
     (delivery,) = await world.take()
     await world.answer(delivery)
@@ -333,7 +333,7 @@ async def test_result_is_settled_by_the_next_owner(world: World) -> None:
     assert [event.cause for event in await world.log.read(CID) if event.cause] == [ACTION]
 
 
-async def test_action_of_an_earlier_version_gets_a_capability_when_it_is_repeated(world: World) -> None:
+async def test_repeated_action_of_an_earlier_version_gets_a_capability(world: World) -> None:
     ownership = await claim(world.controller, "w1")
     await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
     grants = f"{world.controller.known_keys(CID).root}:grants"

@@ -1,7 +1,7 @@
 """Work that a call has started elsewhere: a record of it that outlives the worker, and a place to wait without a slot.
 
-Holds: a call that waits takes no concurrency slot, and the death of its worker does not count against it. What was
-recorded of an action is found by the worker that takes it over. It is encrypted if there is a key of the secrets.
+Holds: a call that waits takes no concurrency slot, and the death of its worker does not count against it. The
+worker that takes an action over finds its record. It is encrypted if there is a key of the secrets.
 Does not: remove the record of an action whose worker dies just after the observation; it is deleted with the log.
 Keys: the field `t:<action>` of `deck:{k}:c:<id>:once`.
 """
@@ -111,7 +111,7 @@ class RemoteContext(ToolContext):
 
     Attributes:
         work: Its record; None where there is no store.
-        asks: The earlier call that this one continues with the person's answers, see `MCPAction`.
+        asks: The earlier call that this one continues with the user's answers, see `MCPAction`.
     """
 
     work: RemoteWork | None = field(default=None, compare=False, repr=False)

@@ -48,7 +48,7 @@ class NodeCapacity:
         self._proc = proc
 
     def is_short(self) -> bool:
-        """Whether any resource is scarce; see `shortage`."""
+        """Whether any resource is scarce; see `find_shortage`."""
         return self.find_shortage() is not None
 
     def find_shortage(self) -> Callable[[HostFolder], int] | None:

@@ -86,7 +86,7 @@ def _after_action(tools: Tools, action: Action, state: State) -> Tools:
 
 
 def _drop_questions(tools: Tools, event: MessageAction | AgentStateChangedObservation, state: State) -> Tools:
-    """Drop questions that were not asked yet: the person has sent a message instead, or the work is over."""
+    """Drop questions that were not asked yet: the user has sent a message instead, or the work is over."""
     is_over = is_user_message(event) if isinstance(event, MessageAction) else event.agent_state in TERMINAL_STATES
     return Tools(tools.pending) if tools.questions and is_over else tools
 
@@ -99,7 +99,7 @@ def _make_pending(action: Action, trace: Trace | None) -> PendingAction:
 
 
 def ask_person(state: State, now: datetime) -> Effect | None:
-    """Ask the person what an MCP server wants to know, but not while calls run beside it.
+    """Ask the user the questions of an MCP server, but not while calls run beside it.
 
     The answer may end the whole turn; the record must not say of a running call that it was not executed.
     """

@@ -196,7 +196,7 @@ def requeue(options: DeadRequeueOptions) -> None:
 @author_options
 @with_options(DeadDiscardOptions)
 def discard(options: DeadDiscardOptions) -> None:
-    """Close dead conversations, whose logs stay readable, and delete unreadable entries."""
+    """Close dead conversations and delete unreadable entries. The logs of the conversations stay readable."""
 
     async def away(client: Client) -> tuple[int, int]:
         conversations, entries = await _find_chosen(client, options, options.kind)

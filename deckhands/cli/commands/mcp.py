@@ -139,7 +139,7 @@ async def _login(client: Client, server: McpServerSpec, port: int) -> None:
 
 @asynccontextmanager
 async def _listen(port: int) -> AsyncIterator[tuple[str, asyncio.Future[AuthorizationCodeResult]]]:
-    """Yield an address on this machine, and what the browser brings to it."""
+    """Yield an address on this machine, and a future for the answer that the browser brings to it."""
     from mcp.shared.auth import AuthorizationCodeResult
 
     answer: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""`deckhands skills`: which skills an agent finds in a folder, and what is wrong with them."""
+"""`deckhands skills`: the skills that an agent finds in a folder, and their errors."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class UpgradeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What an upgrade would do.
+    """The effect that an upgrade would have.
 
     Attributes:
         waiting: conversations that wait for a worker of a newer version.

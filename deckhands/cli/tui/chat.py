@@ -105,7 +105,8 @@ async def _chat(settings: CliSettings, options: ChatOptions, resumed: str, first
         prompt = InputPrompt(settings.home)
         with patch_stdout(raw=True):
             session = Chat(place, prompt, ScreenPrinter(area=prompt))
-            prompt.question, prompt.status = session.question, session.status
+            prompt.question = session.question
+            prompt.status = session.status
             on_stop_signals(prompt.leave)
             if first is not None:
                 await (place.send(first) if place.conversation_id else place.start(first))

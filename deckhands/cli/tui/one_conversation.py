@@ -74,10 +74,11 @@ class OneConversation(Screen[None]):
             after = self._standing.tally.last_event_id
             events = await self._client.events(self._conversation_id, after=after, is_lenient=True)
             if not after and len(events) > EVENTS_SHOWN:
-                self._print_notice(
+                notice = (
                     f"… {len(events) - EVENTS_SHOWN:,} earlier events; "
                     f"`deckhands logs {self._conversation_id}` shows them …"
                 )
+                self.query_one(RichLog).write(Text(clean_line(notice, limit=500), style="dim"))
             for number, event in enumerate(events):
                 self._fold(event, is_shown=after > 0 or number >= len(events) - EVENTS_SHOWN)
             self._show_facts()
@@ -116,9 +117,6 @@ class OneConversation(Screen[None]):
         lines = lines_of(found)
         more = [f"… `deckhands why {self._conversation_id}` says more"] if len(lines) > WHY_LINES else []
         self.query_one("#why", Static).update("\n".join([*lines[:WHY_LINES], *more]))
-
-    def _print_notice(self, text: str) -> None:
-        self.query_one(RichLog).write(Text(clean_line(text, limit=500), style="dim"))
 
     async def action_do(self, name: str) -> None:
         """Perform an action on the conversation."""

@@ -113,13 +113,15 @@ class AsyncConversation(Generic[OutputT]):
         self._is_named = conversation_id is not None
         self._tools = tools
         self._output = output
-        self._cluster, self._api_key = cluster, api_key
+        self._cluster = cluster
+        self._api_key = api_key
         self._environment = dict(environment or {})
         self._callbacks = tuple(callbacks)
         self._following = ConversationFollower(self.id, self._callbacks, is_threaded=self.is_threaded)
         self._opening = asyncio.Lock()
         self._place: ClusterConnection | None = None
-        self._owns_place, self._is_begun = True, False
+        self._owns_place = True
+        self._is_begun = False
         self._is_disconnected = False
 
     @property

@@ -66,7 +66,8 @@ class EventPrinter:
         if piece.call != self._call or piece.kind != self._kind:
             self._end_line()
             print_coloured([self._renderer.style(f"[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
-            self._call, self._kind = piece.call, piece.kind
+            self._call = piece.call
+            self._kind = piece.kind
         self._remember(piece)
         self._is_in_line = True
         print_text(piece.text, err=True, end="")

@@ -265,7 +265,8 @@ class Tally:
                 self._has_unknown_cost = self._has_unknown_cost or event.has_unknown_cost
             case ModelCallFailed():
                 self._last_error = render_error(event.last_error or event.content, event.content)
-                self._error_code, self._failure = event.code, event
+                self._error_code = event.code
+                self._failure = event
             case AgentFinishAction():
                 self._message = event.final_thought or event.thought
                 self._outputs = dict(event.outputs)

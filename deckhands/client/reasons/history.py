@@ -95,7 +95,8 @@ class History:
             case ModelReply():
                 self.failure = self.deferral = None
             case ModelCallFailed():
-                self.failure, self.deferral = event, None
+                self.failure = event
+                self.deferral = None
             case ModelCallDeferred():
                 self.deferral = event
             case ModelCallAdmitted():

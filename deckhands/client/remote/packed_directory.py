@@ -70,7 +70,8 @@ class _LimitedBuffer(io.BytesIO):
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         super().__init__()
-        self._directory, self._limit_bytes = directory, limit_bytes
+        self._directory = directory
+        self._limit_bytes = limit_bytes
 
     def write(self, part: bytes) -> int:  # type: ignore[override]
         """Write a part; raises UsageError beyond the limit."""
@@ -85,7 +86,8 @@ class _EntryFilter:
     """Selects the entries of a directory to pack, and limits their number and size."""
 
     def __init__(self, archive: tarfile.TarFile, directory: Path) -> None:
-        self._archive, self._directory = archive, directory
+        self._archive = archive
+        self._directory = directory
         self._files = self._bytes = 0
 
     def select(self, header: tarfile.TarInfo) -> tarfile.TarInfo | None:

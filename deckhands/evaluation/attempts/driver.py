@@ -61,7 +61,8 @@ class Driver:
         self._client = client
         self._results = results
         self._act = act
-        self._on_row, self._on_status = on_row, on_status
+        self._on_row = on_row
+        self._on_status = on_status
         self._steering = EvaluationSteering(client.store, plan.name)
         self._load = ClusterLoad(client.store)
         self._all = plan.list_attempts()
@@ -134,7 +135,8 @@ class Driver:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if problem := self._find_problem():
-            self._state, self._stopped = STOPPED, problem
+            self._state = STOPPED
+            self._stopped = problem
         await self._show(has_driver=False)
         failpoint("evaluation.announced")
         await self._apply_desired_state()

@@ -113,7 +113,8 @@ class ModelHealth:
             self.failures += 1
         else:
             self.failures += MAX_FAILURES if calls.code in NEEDS_REPAIR else calls.count
-        self.reason, self.conversation_id = calls.reason, conversation_id
+        self.reason = calls.reason
+        self.conversation_id = conversation_id
 
     def observe(self, attempts: Sequence[ConversationProgress]) -> None:
         """Take in the progress of its attempts in flight."""

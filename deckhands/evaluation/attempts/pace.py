@@ -165,7 +165,9 @@ class ModelPace:
         self.bound = ""
         self._best_seconds = self._best_rate = 0.0
         self._fast_at = 0
-        self._answered, self._seconds, self._over = 0, 0.0, 0.0
+        self._answered = 0
+        self._seconds = 0.0
+        self._over = 0.0
 
     def tick(self, now: float, in_flight: int, calls: Calls, *, is_refused: bool, in_queue: int) -> None:
         """Adapt to the calls.
@@ -195,7 +197,9 @@ class ModelPace:
             return False
         latency = self._seconds / self._answered
         rate = self._answered / max(self._over, 0.001)
-        self._answered, self._seconds, self._over = 0, 0.0, 0.0
+        self._answered = 0
+        self._seconds = 0.0
+        self._over = 0.0
         is_queue = 0.0 < SLOWER * self._best_seconds < latency and rate < MORE_CALLS * self._best_rate
         is_slow = is_queue and in_flight > MORE_ATTEMPTS * self._fast_at
         if latency < self._best_seconds or not self._best_seconds:

@@ -72,7 +72,8 @@ class ProgressRecord:
         now, state = SYSTEM_CLOCK.monotonic(), (status.state, status.bound, status.warning)
         if now - self._written_at < EVERY_SECONDS and state == self._state:
             return
-        self._written_at, self._state = now, state
+        self._written_at = now
+        self._state = state
         self._add("status", {name: value for name, value in status.as_json().items() if name != "attempts"})
 
     def _add(self, kind: str, fields: dict[str, Any]) -> None:

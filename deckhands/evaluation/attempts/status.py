@@ -114,7 +114,7 @@ class EvaluationStatus:
 
 
 def parse_status(fields: Mapping[str, object]) -> EvaluationStatus | None:
-    """Return the progress from the fields that `Standing.as_json` wrote; None if they are not valid."""
+    """Return the progress from the fields that `as_json` wrote; None if they are not valid."""
     try:
         return _FIELDS.validate_python({name: value for name, value in fields.items() if name != "at"})
     except ValidationError:
@@ -156,7 +156,8 @@ class SpendingMeter:
         cost_usd, tokens = self.cost_usd, self.tokens
         self._count(row)
         if is_paid:
-            self.cost_usd, self.tokens = cost_usd, tokens
+            self.cost_usd = cost_usd
+            self.tokens = tokens
         self.has_news = True
 
     def forget(self, rows: Iterable[AttemptRow]) -> None:

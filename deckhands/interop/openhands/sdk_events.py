@@ -140,7 +140,7 @@ class SdkTranslation:
             self._release(is_forced=True)
             self._roll_back(event)
         made = self._translate(event)
-        if not made and event.kind not in _CARRIED and not _has_replaced(event):
+        if not made and event.kind not in _CARRIED and getattr(event, "replaces", None) is None:
             self.left_out[event.kind] += 1
         self._recent.append((event, made))
         if is_shown_here(event):
@@ -446,10 +446,6 @@ class SdkTranslation:
             fields |= {"summary": event.summary, "summary_offset": offset}
             self._summary_id = f"{fields['id']}-summary"
         return fields
-
-
-def _has_replaced(event: Event) -> bool:
-    return getattr(event, "replaces", None) is not None
 
 
 def _call_of(action: Fields) -> Fields:

@@ -116,7 +116,8 @@ class SdkConversation:
         self._updated = event.timestamp or self._updated
         match event:
             case ConversationCreated():
-                self.created, self._agent = event, event.agent
+                self.created = event
+                self._agent = event.agent
                 self._limits, self._labels = event.limits, event.labels or {}
             case ConversationChanged():
                 self._change(event)
@@ -166,7 +167,11 @@ class SdkConversation:
             "activated_knowledge_skills": list(self._skills),
             "last_user_message_id": self.translation.last_message_id,
             "leaf_event_id": self.translation.leaf_id,
-            "stats": {"usage_to_metrics": self._list_metrics()},
+            "stats": {
+                "usage_to_metrics": {
+                    usage_id: self._describe(fold.metrics()) for usage_id, fold in self._metrics.items()
+                }
+            },
             "secret_registry": {"secret_sources": {}},
             "tags": _to_tags(self._labels),
             "agent_state": {EXTENSION: {"state": self.state.value, "events": self.event_count}},
@@ -232,9 +237,6 @@ class SdkConversation:
                 for usage_id, metrics in sums.items()
             }
         }
-
-    def _list_metrics(self) -> Fields:
-        return {usage_id: self._describe(fold.metrics()) for usage_id, fold in self._metrics.items()}
 
     def _describe(self, metrics: Metrics) -> Fields:
         return {"model_name": metrics.model_name or self._model or UNKNOWN_MODEL, **metrics.get()}

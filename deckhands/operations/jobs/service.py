@@ -32,7 +32,8 @@ class JobsService:
     def __init__(
         self, settings: BrokerSettings, send: Callable[[str, tuple[Any, ...]], None], jobs: Sequence[Job]
     ) -> None:
-        self._settings, self._send = settings, send
+        self._settings = settings
+        self._send = send
         self._polled = [job for job in jobs if job.has_work is not None]
         self._is_open = asyncio.Event()
         self._services: JobServices

@@ -72,8 +72,10 @@ class Exposition:
         own_role: str = "server",
         sees_inbox: bool = True,
     ) -> None:
-        self._store, self._celery = store, celery
-        self._own, self._own_role = own, own_role
+        self._store = store
+        self._celery = celery
+        self._own = own
+        self._own_role = own_role
         self._sees_inbox = sees_inbox
         self._census = Census(store)
         self._celery_waits = CeleryWaits()

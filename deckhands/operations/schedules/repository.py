@@ -2,7 +2,7 @@
 
 Holds: users' changes and the progress written by ticks are separate, so neither overwrites the other. A schedule
 advances from an observed tick only once, even if several workers observe it.
-Does not: start anything; `jobs.ticking` does.
+Does not: start anything; the job `schedules` does.
 Keys: `deck:{k}:schedules`, `deck:{k}:schedules:standing`, `deck:{k}:schedules:due` in the shard of the schedule's name.
 """
 
@@ -52,7 +52,8 @@ class ScheduleRepository:
     """The schedules of a store."""
 
     def __init__(self, store: Store, secrets: Secrets) -> None:
-        self._store, self._secrets = store, secrets
+        self._store = store
+        self._secrets = secrets
 
     async def now(self) -> datetime:
         """Return the store's time, which ticks are compared with."""

@@ -60,7 +60,8 @@ class WebhookRepository:
     """The webhooks of a store."""
 
     def __init__(self, store: Store, secrets: Secrets) -> None:
-        self._store, self._secrets = store, secrets
+        self._store = store
+        self._secrets = secrets
 
     async def add(
         self,

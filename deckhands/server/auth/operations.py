@@ -71,13 +71,11 @@ class Operations:
             start = max(0, end - READ_AT_ONCE)
             texts = await self._store.call("LRANGE", self._key, start, end - 1)
             entries = [_parse(start + at, text) for at, text in enumerate(texts)]
-            found += [one for one in reversed(entries) if one is not None and _read_millis(one) <= latest_ms]
+            found += [
+                one for one in reversed(entries) if one is not None and int(one.id.partition("-")[0]) <= latest_ms
+            ]
             end = start
         return found[:limit]
-
-
-def _read_millis(operation: Operation) -> int:
-    return int(operation.id.partition("-")[0])
 
 
 def _parse(position: int, text: bytes | None) -> Operation | None:

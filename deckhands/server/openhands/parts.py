@@ -16,7 +16,7 @@ from deckhands.server.openhands.translated_logs import TranslatedLogs
 
 
 class OpenHandsParts:
-    """What one server keeps for OpenHands' clients.
+    """The state of one server for OpenHands' clients.
 
     Attributes:
         logs: the translations.

@@ -1,7 +1,7 @@
 """The bodies of OpenHands' requests, and their translation to tasks.
 
-Holds: what a request asks for and a cluster cannot do is refused by name, with 501; nothing that changes what an agent
-does is ignored. Fields that only concern the caller's process or its traces are.
+Holds: a part that a cluster cannot fulfil is refused by name, with 501; no field that changes an agent's work is
+ignored. Fields that only concern the caller's process or its traces are ignored.
 Does not: keep a key or an address of a model. The operator's table of models has both; a request names a model of it.
 """
 
@@ -163,7 +163,7 @@ class NamedSkill(BaseModel):
 
 
 class AgentContext(BaseModel):
-    """What an agent knows besides its task."""
+    """The knowledge of an agent besides its task."""
 
     skills: Annotated[list[NamedSkill], Field(max_length=MAX_SKILLS)] = []
     system_message_suffix: str | None = None
@@ -273,7 +273,7 @@ class Policy(BaseModel):
 
 
 class Analyzer(BaseModel):
-    """What rates the risk of actions."""
+    """The analyzer that rates the risk of actions."""
 
     kind: str = Field(max_length=100, examples=["LLMSecurityAnalyzer"])
 

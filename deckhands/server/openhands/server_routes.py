@@ -1,6 +1,6 @@
 """The server by the routes of OpenHands' agent server: its version, tools, models as profiles, settings and skills.
 
-What has no meaning on a cluster answers 501 with a sentence: the table `ABSENT` names it.
+A route without a meaning on a cluster answers 501 with a sentence: the table `ABSENT` names it.
 
 Holds: no answer has a key or an address of a model.
 """
@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field
 from broker.runtime import SYSTEM_CLOCK, read_version
 from deckhands.server.cluster import models as list_offered_models
 from deckhands.server.dependencies import GatewayOf, Reader
-from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.openhands.parts import Parts, ReadableId
 from deckhands.server.openhands.requests import DEFAULT_TOOLS, NAMED_TOOLS, refuse
@@ -248,7 +247,8 @@ async def list_installed_skills(_principal: Reader) -> FoundSkills:
 @routes.get("/api/settings", summary="Show settings in OpenHands' form")
 async def settings(gateway: GatewayOf, principal: Reader) -> Settings:
     """Show what a new conversation has: the default model. Its key is never shown."""
-    default = await _find_default(gateway, principal)
+    defaults = (await list_offered_models(gateway, principal)).defaults
+    default = defaults[0] if defaults else None
     return Settings(agent_settings={"llm": {"model": default}} if default else {}, active_profile=default)
 
 
@@ -325,11 +325,6 @@ def _refuse(absent: Mapping[str, str], path: str) -> None:
         if path == name or path.startswith(f"{name}/"):
             raise refuse(f"A cluster has no {what}.")
     raise Problem(404, "not_found", "There is no such path.")
-
-
-async def _find_default(gateway: Gateway, principal: Principal) -> str | None:
-    defaults = (await list_offered_models(gateway, principal)).defaults
-    return defaults[0] if defaults else None
 
 
 def _provider_of(model: str) -> str:

@@ -176,8 +176,12 @@ class _Follower:
         conversation_id: str,
         wanted: SocketQuery,
     ) -> None:
-        self._socket, self._gateway, self._parts = socket, gateway, parts
-        self._principal, self._conversation_id, self._wanted = principal, conversation_id, wanted
+        self._socket = socket
+        self._gateway = gateway
+        self._parts = parts
+        self._principal = principal
+        self._conversation_id = conversation_id
+        self._wanted = wanted
         self._log = TranslatedLog(conversation_id)
         self._nudge = asyncio.Event()
         self._sending = asyncio.Lock()

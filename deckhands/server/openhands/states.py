@@ -56,7 +56,7 @@ _STATUS_OF = {
 
 
 class RunState:
-    """Whether a conversation runs, and what a run would need, after the events that were added.
+    """Whether a conversation runs, and the needs of a run, after the added events.
 
     Attributes:
         status: the status of the agent, as the log has it.
@@ -74,7 +74,7 @@ class RunState:
 
     @classmethod
     def of_row(cls, state: str, events: Iterable[Event]) -> Self:
-        """Return what a row of a listing says, with what its last events are about to change."""
+        """Return the status in a row of a listing, with the changes that its last events will make."""
         found = cls()
         found.status = Status(AgentState(state))
         for event in events:
@@ -86,11 +86,13 @@ class RunState:
         self.status = self.status.apply(event)
         match event:
             case ConversationCreated():
-                self.agent, self.title = event.agent, event.title
+                self.agent = event.agent
+                self.title = event.title
             case ConversationChanged():
                 self._change(event)
             case MessageAction(source=EventSource.USER):
-                self.has_message, self.is_held = True, False
+                self.has_message = True
+                self.is_held = False
             case ChangeAgentStateAction():
                 self.is_held = is_hold(event)
             case AgentStateChangedObservation():

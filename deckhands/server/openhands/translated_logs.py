@@ -98,8 +98,11 @@ class TranslatedLog:
     def without_events(self) -> Self:
         """Return this log with its state only; add no further events to this one."""
         found = copy(self)
-        found.has_events, found.size_bytes = False, 0
-        found.events, found.places, found.sources = [], {}, []
+        found.has_events = False
+        found.size_bytes = 0
+        found.events = []
+        found.places = {}
+        found.sources = []
         return found
 
     def ends_run(self, event: Event) -> bool:

@@ -80,8 +80,10 @@ def _apply_replacement(text: str, one: Replacement, path: str, spans: list[Span]
         raise EditRefusedError("No replacement was performed. `old_str` is empty.")
     if not one.is_everywhere or old not in text:
         position = _find_only(old, text, path)
-        spans = _shift_spans(spans, position, len(old), len(new))
-        return text[:position] + new + text[position + len(old) :], [*spans, (position, position + len(new))]
+        end = position + len(old)
+        shift = len(new) - len(old)
+        spans = [(a + shift, b + shift) if a >= end else (a, b) for a, b in spans]
+        return text[:position] + new + text[end:], [*spans, (position, position + len(new))]
     size = len(text) + text.count(old) * (len(new) - len(old))
     if size > TEXT_LIMIT_CHARS:
         raise EditRefusedError(f"No replacement was performed. The file would have {size:,} characters.")
@@ -141,11 +143,6 @@ def _count_common(characters: Iterable[str], others: Iterable[str]) -> int:
             break
         count += 1
     return count
-
-
-def _shift_spans(spans: list[Span], position: int, old_length: int, new_length: int) -> list[Span]:
-    shift = new_length - old_length
-    return [(a + shift, b + shift) if a >= position + old_length else (a, b) for a, b in spans]
 
 
 def _find_only(old_str: str, text: str, path: str) -> int:

@@ -60,7 +60,7 @@ class TextFile:
                 return cls._decode_as(encoding, content, mark)
         if file := cls._decode_as("utf-8", content, b""):
             return file
-        is_8_bit_text = _is_8_bit_text(content)
+        is_8_bit_text = not content.translate(None, _BYTES_OF_8_BIT_TEXT)
         if not is_8_bit_text and b"\0" not in content:
             return None
         from tool_worker.host.text_files.encoding_guess import decodes, guess_encoding
@@ -121,7 +121,3 @@ class TextFile:
 def with_plain_breaks(text: str) -> str:
     r"""Replace every line break of a text by `\n`."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _is_8_bit_text(content: bytes) -> bool:
-    return not content.translate(None, _BYTES_OF_8_BIT_TEXT)

@@ -154,7 +154,7 @@ class McpConnection:
             tokens: The logins; needed for a server with `oauth`.
 
         Raises:
-            LoginNeeded: A person has to log in first.
+            LoginNeeded: A user has to log in first.
             ToolFailed: The server cannot be reached, or does not answer in time.
         """
         ready: asyncio.Future[_StartedSession] = asyncio.get_running_loop().create_future()

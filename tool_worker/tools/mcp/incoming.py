@@ -95,7 +95,8 @@ class IncomingMessages:
 
         now = asyncio.get_running_loop().time()
         if now - self._second >= 1.0:
-            self._second, self._count = now, 0
+            self._second = now
+            self._count = 0
         self._count += 1
         if self._count > FLOOD_PER_SECOND:
             _log.warning("the MCP server %s sends more than %d messages a second", self._name, FLOOD_PER_SECOND)

@@ -1,6 +1,6 @@
 """Tools that read an MCP server's resources and prompts, for servers whose entry asks for them.
 
-Holds: what a server returns is text for the model, within the limits of every answer; bytes that are no image are left
+Holds: an answer of a server is text for the model, within the limits of every answer; bytes that are no image are left
 out.
 """
 

@@ -3,7 +3,7 @@
 Holds: one connection serves all calls of a worker, and the next call replaces a broken one. A call uses the same
 connection on which its tool was checked. A server's program runs in a separate sandbox, without a workspace, and ends
 with its connection.
-Does not: offer sampling or roots to a server. It may ask the person only in its answer to a call or for a task.
+Does not: offer sampling or roots to a server. It may ask the user only in its answer to a call or for a task.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class McpServer:
         Args:
             check: Receives the server's current tools; raises if the call is not allowed.
             meta: The `_meta` of the request: the idempotency key and the trace, for the server's use.
-            responses, state: The answers to the server's questions, and what it wants back with them.
+            responses, state: The answers to the server's questions, and the state that it wants back with them.
 
         Returns:
             The result, the task that the server made of the call, or its questions.

@@ -273,7 +273,7 @@ class _Call:
         return asked if asked is not None and asked.questions else None
 
     async def _continue(self, asked: CallRecord) -> Observation:
-        """Continue an earlier call with the person's answers. A bare confirmation consents to nothing."""
+        """Continue an earlier call with the user's answers. A bare confirmation consents to nothing."""
         from tool_worker.tools.mcp.tasks import MAX_ROUNDS, make_responses
 
         assert isinstance(self.context, RemoteContext)
@@ -471,7 +471,7 @@ def _clean_question(question: ServerQuestion) -> ServerQuestion:
 
 
 def _clean_strings(part: Any) -> Any:
-    """Return a part of a form with all of its texts clean: people read every one, and none checks arguments."""
+    """Return a part of a form with all of its texts clean: the user reads each of them, and none checks arguments."""
     if isinstance(part, dict):
         return {key: _clean_strings(item) for key, item in part.items()}
     if isinstance(part, list):

@@ -1,4 +1,4 @@
-"""Tasks of MCP servers: calls that a server answers with a task, whose result is asked for later.
+"""Tasks of MCP servers: a server answers a call with a task, and the worker asks for the task's result later.
 
 The extension `io.modelcontextprotocol/tasks` (SEP-2663) of revision 2026-07-28.
 
@@ -62,7 +62,7 @@ class TaskState(Result):
     Attributes:
         result: The result of the call, once it is completed.
         error: The error of the protocol in which it failed.
-        input_requests: What the server asks the client, by its own names.
+        input_requests: The server's questions to the client, by its own names.
     """
 
     status: Literal["working", "input_required", "completed", "cancelled", "failed"]
@@ -107,15 +107,15 @@ class CancelTask(Request[TaskParams, Literal["tasks/cancel"]]):
 
 
 class CallRecord(BaseModel):
-    """What is recorded of a call, for the worker that takes it over, and for the action that continues it.
+    """The record of a call, for the worker that takes it over, and for the action that continues it.
 
     Attributes:
         owner: The idempotency key of the action that has written it.
         key: The idempotency key of the call: that of its first action.
         task_id: The task that the server made of it, or empty.
         answered: Names of the questions of the task that have been answered.
-        questions: What the server asks the person now.
-        state: What the server wants back with the answers, as it is.
+        questions: The server's present questions to the user.
+        state: The value that the server wants back with the answers, unchanged.
         rounds: How often the server has asked.
     """
 
@@ -183,7 +183,7 @@ def to_poll_seconds(interval_ms: float | None) -> float:
 
 
 def parse_questions(requests: Mapping[str, Any], most: int = MAX_QUESTIONS) -> tuple[ServerQuestion, ...]:
-    """Return the questions of a server to the person, at most so many.
+    """Return the questions of a server to the user, up to a limit.
 
     Raises:
         ValueError: It asks for something else, or for too much; the text says what.
@@ -211,7 +211,7 @@ def parse_questions(requests: Mapping[str, Any], most: int = MAX_QUESTIONS) -> t
 
 
 def _check_address(url: str) -> None:
-    """Check that people see where an address leads.
+    """Check that a reader sees where an address leads.
 
     Raises:
         ValueError: They do not; the text says why.

@@ -258,7 +258,8 @@ class _ForwardStream:
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         assert whence == os.SEEK_SET
         if offset == self._position - 1 and self._last and not self._is_back:
-            self._position, self._is_back = offset, True
+            self._position = offset
+            self._is_back = True
         elif offset < self._position:
             raise tarfile.ReadError("a member begins before the end of the one before it")
         while self._position < offset and self.read(min(CHUNK_BYTES, offset - self._position)):

@@ -171,7 +171,7 @@ def test_offered_tools_are_kept_by_either_name(head: str, kept: tuple[ToolOffer,
         ({"name": "my_agent"}, "my_agent"),
     ],
 )
-def test_an_agent_that_only_reads_gets_a_tool_that_cannot_write(parent: dict[str, object], name: str) -> None:
+def test_reading_agent_gets_a_tool_that_cannot_write(parent: dict[str, object], name: str) -> None:
     assert make("tools: Read, Glob", AgentSpec(**parent)).name == name  # type: ignore[arg-type]
 
 

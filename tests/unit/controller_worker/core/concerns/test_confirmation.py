@@ -207,7 +207,7 @@ def test_question_is_answered_by_the_default_at_its_deadline(default: str, effec
 
 
 @pytest.mark.parametrize(("deadline", "is_end"), [(None, True), (600.0, False)])
-def test_question_of_a_headless_delegate_ends_it_unless_it_has_a_deadline(deadline: float | None, is_end: bool) -> None:
+def test_headless_delegate_ends_at_a_question_without_deadline(deadline: float | None, is_end: bool) -> None:
     core = asking(ALWAYS.model_copy(update={"deadline_seconds": deadline}))
     core.reply(bash())
     assert is_over(core.state) is is_end
