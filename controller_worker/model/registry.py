@@ -66,7 +66,7 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
     except ModuleNotFoundError as error:
         raise LLMConfigError(
             f"This installation cannot call the model {config.model!r}: it has no {error.name!r}.",
-            remedy='Install `pip install "deckhands[controller]"` where controller workers run.',
+            remedy="Install `pip install 'deckhands[litellm]'` where controller workers run.",
         ) from error
     if not accepts_images(config):
         llm = WithoutImagesLLM(llm)

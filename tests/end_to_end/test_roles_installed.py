@@ -6,16 +6,20 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.distributions import needed_by
 from tests.integration.command_line import environment
+from tests.model_server.running_server import RunningModelServer
 from tests.turns import bash
 
+pytest_plugins = ("tests.model_server.fixtures",)
+
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = ("aiohttp", "anthropic", "flower", "httpx", "litellm", "openai", "tiktoken", "tokenizers", "tornado")
+LEFT_OUT = ("flower", "litellm", "openai", "tiktoken", "tokenizers", "tornado")
 SCRIPT = {"turns": [bash("echo slim > made.txt")]}
 
 
@@ -60,16 +64,26 @@ def test_a_whole_run_needs_none_of_them(slim: Path, tmp_path: Path) -> None:
     assert (workspace / "made.txt").read_text() == "slim\n"
 
 
-@pytest.mark.parametrize(
-    ("model", "missing"),
-    [("anthropic/claude-sonnet-4-5", "aiohttp"), ("gpt-4o", "aiohttp"), ("mistral/large", "litellm")],
-)
-def test_a_model_that_needs_one_names_the_extra(slim: Path, tmp_path: Path, model: str, missing: str) -> None:
-    address = {"LLM_BASE_URL": "http://127.0.0.1:9/v1"} if model == "gpt-4o" else {}
+@pytest.mark.parametrize("model", ["anthropic/claude-sonnet-4-5", "my-model"])
+def test_plain_installation_calls_a_real_model(
+    slim: Path, tmp_path: Path, model: str, model_server: Callable[..., RunningModelServer]
+) -> None:
+    (tmp_path / "script.json").write_text(json.dumps(SCRIPT))
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    arguments = ("run", "--json", "-t", "Think.", "-w", str(workspace), "--model", model)
-    done = _run(slim, *arguments, home=tmp_path / "home", LLM_API_KEY="k", **address)
-    assert done.returncode == 1
-    assert f"has no '{missing}'" in done.stdout
-    assert "deckhands[controller]" in done.stdout
+    server = model_server("--script", str(tmp_path / "script.json"))
+    address = server.url if model.startswith("anthropic") else f"{server.url}/v1"
+    arguments = ("run", "-t", "Write.", "-w", str(workspace), "--model", model)
+    done = _run(slim, *arguments, home=tmp_path / "home", LLM_API_KEY="k", LLM_BASE_URL=address)
+    assert done.returncode == 0, done.stderr
+    assert (workspace / "made.txt").read_text() == "slim\n"
+
+
+def test_model_that_needs_litellm_names_the_extra(slim: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    arguments = ("run", "-t", "Think.", "-w", str(workspace), "--model", "mistral/large")
+    done = _run(slim, *arguments, home=tmp_path / "home", LLM_API_KEY="k")
+    assert done.returncode == 2
+    assert "has no 'litellm'" in done.stderr
+    assert "pip install 'deckhands[litellm]'" in done.stderr
