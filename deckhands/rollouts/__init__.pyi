@@ -1,0 +1,1 @@
+from .stub_engine import StubEngine as StubEngine, serve_stub as serve_stub
