@@ -134,6 +134,7 @@ class StubEngine:
         turns: the steps of a trajectory before it finishes.
         seconds_per_token: how long a token takes.
         tool: the tool that a step calls: `execute_bash`, or `think`, which needs no tool worker.
+        stalls_after: replies after this number never come; None: all do.
         truth: a row for each reply sent: the tokens of its prompt, its sampled tokens and their versions.
     """
 
@@ -143,10 +144,17 @@ class StubEngine:
     tool: str = "execute_bash"
     seed: int = 0
     keeps_truth: bool = True
+    stalls_after: int | None = None
+    sent: int = 0
     policy: Policy = field(default_factory=Policy)
     truth: list[dict[str, Any]] = field(default_factory=list)
     tokenizer: AmbiguousTokenizer = field(default_factory=AmbiguousTokenizer)
     in_flight: int = 0
+    _rng: random.Random = field(init=False, repr=False)
+    _cut_off: dict[tuple[int, ...], list[int]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)  # noqa: S311  (no secret)
 
     def app(self) -> web.Application:
         """Build the application."""
@@ -187,6 +195,9 @@ class StubEngine:
     async def generate(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], list[int], bool]:
         """Send tokens one after the other; return them, their versions, and whether an abort cut them off."""
         aborts = self.policy.aborts
+        self.sent += 1
+        if self.stalls_after is not None and self.sent > self.stalls_after:
+            await asyncio.Event().wait()
         sent: list[int] = []
         versions: list[int] = []
         self.in_flight += 1
@@ -207,7 +218,10 @@ class StubEngine:
                 self.policy.changed.notify_all()
         if self.keeps_truth:
             self.truth.append({"prompt": list(prompt), "tokens": sent, "versions": versions})
-        return sent, versions, len(sent) < len(tokens)
+        is_cut = len(sent) < len(tokens)
+        if is_cut:
+            self._cut_off[(*prompt, *sent)] = list(tokens[len(sent) :])
+        return sent, versions, is_cut
 
     async def _chat(self, request: web.Request) -> web.Response:
         from aiohttp import web
@@ -216,10 +230,10 @@ class StubEngine:
         messages, tools = body["messages"], body.get("tools") or []
         prompt = body.get("tokens") or self.tokenizer.render(messages, tools, is_open=True)
         step = sum(message["role"] == "assistant" for message in messages)
-        rng, key = self._draw(prompt)
+        key = f"{self._rng.getrandbits(24):06x}"
         text, calls = self.write_reply(step, as_text=not tools, key=key)
         whole = to_text({"content": text, "tool_calls": calls})
-        sampled, versions, is_cut = await self.generate(prompt, [*self.tokenizer.sample(whole, rng), IM_END])
+        sampled, versions, is_cut = await self.generate(prompt, [*self.tokenizer.sample(whole, self._rng), IM_END])
         message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
         reason = "abort" if is_cut else "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": reason}
@@ -235,15 +249,14 @@ class StubEngine:
         prompt = [int(token) for token in body["prompt"]]
         open_at = max((at for at, token in enumerate(prompt) if token == IM_START), default=0)
         head = self.tokenizer.encode("assistant\n")
-        start = prompt[open_at + 1 :]
-        done = start[len(head) :]  # of a reply that was cut off
         turns = self._split_turns(prompt[:open_at])
         step = sum(turn[: len(head)] == head for turn in turns)
-        rng, key = self._draw(prompt[: open_at + 1 + len(head)])
-        text, _ = self.write_reply(step, as_text=True, key=key)
         stops = body.get("stop") or []
-        whole = [*self.tokenizer.sample(text, rng), IM_END]
-        sampled, versions, is_cut = await self.generate(prompt, whole[len(done) :])
+        rest = self._cut_off.pop(tuple(prompt), None)
+        if rest is None:
+            text, _ = self.write_reply(step, as_text=True, key=f"{self._rng.getrandbits(24):06x}")
+            rest = [*self.tokenizer.sample(text, self._rng), IM_END]
+        sampled, versions, is_cut = await self.generate(prompt, rest)
         shown = self.tokenizer.decode(sampled)
         for stop in [stops] if isinstance(stops, str) else stops:
             shown = shown.partition(stop)[0]
@@ -268,11 +281,6 @@ class StubEngine:
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sampled)}
         usage["total_tokens"] = sum(usage.values())
         return shown | {"choices": [choice], "usage": usage}
-
-    def _draw(self, prompt: Sequence[int]) -> tuple[random.Random, str]:
-        """Return the random numbers of a reply, which follow from its prompt, and a word made of them."""
-        rng = random.Random(f"{self.seed} {','.join(map(str, prompt))}")  # noqa: S311  (no secret)
-        return rng, f"{rng.getrandbits(24):06x}"
 
     def _split_turns(self, prompt: Sequence[int]) -> list[list[int]]:
         turns: list[list[int]] = []

@@ -17,45 +17,18 @@ from deckhands.rollouts import StubEngine, serve_stub
 from deckhands.rollouts.stub_engine import logprob_of
 from tests.faults.harness import FaultCluster
 from tests.polling import until
+from tests.rollout_parts import Rollouts
 
 APIS = ("chat", "chat_tokens", "completions")
 AGENT = AgentSpec(enable_workspace_skills=False)
 
 
-class Rollouts:
-    """An engine, and workers that call it in one of the ways."""
-
-    def __init__(self, cluster: FaultCluster, engine: StubEngine, address: str) -> None:
-        self.cluster, self.engine, self.address = cluster, engine, address
-        self.client = cluster.client
-
-    def start(self, api: str, **more: str) -> None:
-        environment = {
-            "LLM_MODEL": "openai/stub",
-            "LLM_BASE_URL": f"{self.address}/v1",
-            "LLM_API_KEY": "none",
-            "LLM_ROLLOUT_API": api,
-            "LLM_RETRY_MIN_WAIT": "0",
-            "LLM_RETRY_MULTIPLIER": "0.05",
-            **({} if api == "completions" else {"LLM_NATIVE_TOOL_CALLING": "true"}),
-            **more,
-        }
-        self.cluster.start_controller("c1", **environment)
-
-    async def run(self, **task: Any) -> Trajectory:
-        task.setdefault("agent", AGENT)
-        cid = await self.client.submit("Do it.", **task)
-        await self.client.watcher.wait(cid)
-        return await self.client.trajectory(cid)
-
-    def find_truth(self, segment: Segment) -> list[dict[str, Any]]:
-        """Return the engine's rows of the replies of a segment, by their prompts."""
-        rows = []
-        for reply in segment.replies:
-            tokens = segment.tokens.tolist()
-            prompt, sampled = tokens[: reply.start], tokens[reply.start : reply.end]
-            rows += [row for row in self.engine.truth if row["prompt"] == prompt and row["tokens"] == sampled]
-        return rows
+async def run(rollouts: Rollouts, **task: Any) -> Trajectory:
+    """Run a conversation, and return its tokens."""
+    task.setdefault("agent", AGENT)
+    cid = await rollouts.client.submit("Do it.", **task)
+    await rollouts.client.watcher.wait(cid)
+    return await rollouts.client.trajectory(cid)
 
 
 @pytest_asyncio.fixture
@@ -68,7 +41,7 @@ async def rollouts(tmp_path: Path) -> AsyncIterator[Rollouts]:
 @pytest.mark.parametrize("api", APIS)
 async def test_recorded_tokens_are_those_of_the_engine(rollouts: Rollouts, api: str) -> None:
     rollouts.start(api)
-    trajectory = await rollouts.run(rollout=True)
+    trajectory = await run(rollouts, rollout=True)
     replies = [reply for segment in trajectory.segments for reply in segment.replies]
     assert len(replies) == 4
     for segment in trajectory.segments:
@@ -90,7 +63,7 @@ async def test_recorded_tokens_are_those_of_the_engine(rollouts: Rollouts, api: 
 
 async def test_a_break_is_an_event_that_names_its_reply(rollouts: Rollouts) -> None:
     rollouts.start("chat")
-    trajectory = await rollouts.run(rollout=True)
+    trajectory = await run(rollouts, rollout=True)
     events = await rollouts.client.events(trajectory.conversation_id)
     breaks = [event for event in events if isinstance(event, SegmentStarted)]
     assert [one.reply_id for one in breaks] == [segment.replies[0].event_id for segment in trajectory.segments[1:]]
@@ -100,7 +73,7 @@ async def test_a_condensation_starts_a_segment(rollouts: Rollouts) -> None:
     rollouts.engine.turns = 12
     rollouts.start("completions")
     agent = AGENT.model_copy(update={"condenser": AmortizedForgettingCondenserSpec(max_size=20, keep_first=2)})
-    trajectory = await rollouts.run(rollout=True, agent=agent)
+    trajectory = await run(rollouts, rollout=True, agent=agent)
     assert {segment.reason for segment in trajectory.segments[1:]} == {"condensation"}
     assert len(trajectory.segments) > 1
     assert sum(len(rollouts.find_truth(one)) for one in trajectory.segments) == sum(
@@ -110,7 +83,7 @@ async def test_a_condensation_starts_a_segment(rollouts: Rollouts) -> None:
 
 async def test_without_rollout_nothing_is_recorded(rollouts: Rollouts) -> None:
     rollouts.start("chat_tokens")
-    trajectory = await rollouts.run()
+    trajectory = await run(rollouts)
     assert trajectory.segments == []
     events = await rollouts.client.events(trajectory.conversation_id)
     replies = [event for event in events if isinstance(event, ModelReply)]
@@ -172,7 +145,7 @@ async def test_another_worker_continues_the_recorded_tokens(rollouts: Rollouts) 
 
 async def test_a_fork_keeps_the_tokens_of_its_origin(rollouts: Rollouts) -> None:
     rollouts.start("completions")
-    trajectory = await rollouts.run(rollout=True)
+    trajectory = await run(rollouts, rollout=True)
     at = trajectory.segments[0].replies[1].event_id
     fork = await rollouts.client.fork(trajectory.conversation_id, at=at, is_held=True)
     shared = await rollouts.client.trajectory(fork)
