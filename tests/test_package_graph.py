@@ -12,7 +12,7 @@ from tests.source_code import ROOT, tracked_sources
 
 Edges = dict[tuple[str, str], list[str]]
 
-OPTIONAL = {"deckhands.evaluation", "deckhands.interop"}
+OPTIONAL = {"deckhands.evaluation", "deckhands.interop", "deckhands.rollouts"}
 MAY_USE_OPTIONAL = {"deckhands", "deckhands.cli", "deckhands.headless", *OPTIONAL}
 """The public interface imports them when one of their names is used."""
 SERVES_EVALUATIONS = {"deckhands.ingress", "deckhands.server"}

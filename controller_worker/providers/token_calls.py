@@ -111,7 +111,7 @@ class TokenCalls:
         return answer, found, size, tokens
 
     async def aclose(self) -> None:
-        """Close the connections of its own."""
+        """Close its connections to the server's root."""
         if self._root is not None:
             await self._root.aclose()
 

@@ -2,7 +2,7 @@
 
 Holds: the tokens are those of the log's records, never made from text. Each segment is one sequence that a model has
 continued; where its tokens could not be continued, the next segment starts, with the reason.
-Does not: read delegates; each is a conversation, and a trajectory, of its own.
+Does not: read delegates; each is a separate conversation with its own trajectory.
 """
 
 from __future__ import annotations

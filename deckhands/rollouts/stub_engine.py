@@ -1,6 +1,6 @@
 r"""A small engine for trying rollouts offline: token in, token out, with a tokenizer that is ambiguous on purpose.
 
-    python -m deckhands.rollouts.stub_engine --port 8000
+    deckhands rollouts engine --port 8000
 
 It speaks the parts of vLLM's protocol that rollouts use: `/v1/chat/completions` with `return_token_ids`,
 `/v1/chat/completions/tokens`, `/v1/completions` with token ids, `/tokenize`, `/pause` and `/resume`; and
@@ -15,15 +15,15 @@ Does not: authenticate, or limit anything; it is for one machine.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import random
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from broker.runtime import draw_jitter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -57,7 +57,7 @@ _PIECES = re.compile("|".join(map(re.escape, sorted(WORDS, key=len, reverse=True
 
 
 class AmbiguousTokenizer:
-    """Words of a small vocabulary, which contains parts of its own words, over bytes."""
+    """Words of a small vocabulary, which also has parts of these words, over bytes."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text: the longest words that match."""
@@ -69,14 +69,14 @@ class AmbiguousTokenizer:
             at = match.end()
         return found + [FIRST_BYTE + byte for byte in text[at:].encode()]
 
-    def sample(self, text: str, rng: random.Random) -> list[int]:
-        """Return tokens of the same text, chosen as a model might: often not those of `encode`."""
+    def sample(self, text: str) -> list[int]:
+        """Return tokens of the same text, drawn as by a model: often not those of `encode`."""
         found: list[int] = []
         at = 0
         while at < len(text):
             choices = [word for word in WORDS if text.startswith(word, at)]
-            if choices and rng.random() < 0.9:
-                word = min(choices, key=len) if rng.random() < 0.7 else rng.choice(choices)
+            if choices and draw_share() < 0.9:
+                word = min(choices, key=len) if draw_share() < 0.7 else max(choices, key=len)
                 found.append(FIRST_WORD + WORDS.index(word))
                 at += len(word)
             else:
@@ -142,7 +142,6 @@ class StubEngine:
     seconds_per_token: float = 0.0
     model: str = "stub"
     tool: str = "execute_bash"
-    seed: int = 0
     keeps_truth: bool = True
     stalls_after: int | None = None
     sent: int = 0
@@ -150,11 +149,7 @@ class StubEngine:
     truth: list[dict[str, Any]] = field(default_factory=list)
     tokenizer: AmbiguousTokenizer = field(default_factory=AmbiguousTokenizer)
     in_flight: int = 0
-    _rng: random.Random = field(init=False, repr=False)
     _cut_off: dict[tuple[int, ...], list[int]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        self._rng = random.Random(self.seed)  # noqa: S311  (no secret)
 
     def app(self) -> web.Application:
         """Build the application."""
@@ -230,10 +225,10 @@ class StubEngine:
         messages, tools = body["messages"], body.get("tools") or []
         prompt = body.get("tokens") or self.tokenizer.render(messages, tools, is_open=True)
         step = sum(message["role"] == "assistant" for message in messages)
-        key = f"{self._rng.getrandbits(24):06x}"
+        key = draw_word()
         text, calls = self.write_reply(step, as_text=not tools, key=key)
         whole = to_text({"content": text, "tool_calls": calls})
-        sampled, versions, is_cut = await self.generate(prompt, [*self.tokenizer.sample(whole, self._rng), IM_END])
+        sampled, versions, is_cut = await self.generate(prompt, [*self.tokenizer.sample(whole), IM_END])
         message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
         reason = "abort" if is_cut else "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": reason}
@@ -254,8 +249,8 @@ class StubEngine:
         stops = body.get("stop") or []
         rest = self._cut_off.pop(tuple(prompt), None)
         if rest is None:
-            text, _ = self.write_reply(step, as_text=True, key=f"{self._rng.getrandbits(24):06x}")
-            rest = [*self.tokenizer.sample(text, self._rng), IM_END]
+            text, _ = self.write_reply(step, as_text=True, key=draw_word())
+            rest = [*self.tokenizer.sample(text), IM_END]
         sampled, versions, is_cut = await self.generate(prompt, rest)
         shown = self.tokenizer.decode(sampled)
         for stop in [stops] if isinstance(stops, str) else stops:
@@ -348,6 +343,16 @@ class StubEngine:
         return web.json_response(self.truth)
 
 
+def draw_share() -> float:
+    """Draw a number from 0 to 1."""
+    return draw_jitter() - 0.5
+
+
+def draw_word() -> str:
+    """Draw a word that tells replies apart."""
+    return f"{int(draw_share() * (1 << 24)):06x}"
+
+
 def logprob_of(token: int, version: int) -> float:
     """Return the log-probability that the engine reports for a token of a policy version."""
     return -((token * 31 + version * 17) % 101 + 1) / 64
@@ -366,35 +371,3 @@ async def serve_stub(engine: StubEngine | None = None, *, port: int = 0) -> Asyn
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
-
-
-async def _serve(arguments: argparse.Namespace) -> None:
-    engine = StubEngine(
-        arguments.turns,
-        arguments.seconds_per_token,
-        tool=arguments.tool,
-        seed=arguments.seed,
-        keeps_truth=arguments.truth,
-    )
-    async with serve_stub(engine, port=arguments.port) as address:
-        print(address, flush=True)  # noqa: T201  (its only output)
-        await asyncio.Event().wait()
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Serve an engine until it is interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m deckhands.rollouts.stub_engine", description=__doc__)
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--turns", type=int, default=3, help="steps of a trajectory before it finishes")
-    parser.add_argument("--tool", choices=("execute_bash", "think"), default="execute_bash")
-    parser.add_argument("--seconds-per-token", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--truth", action="store_true", help="keep the tokens of all replies for GET /truth")
-    try:
-        asyncio.run(_serve(parser.parse_args(argv)))
-    except KeyboardInterrupt:
-        return
-
-
-if __name__ == "__main__":
-    main()

@@ -16,10 +16,18 @@ from broker.runtime import UsageError
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
 from deckhands.client import Client, note, on_cluster, print_json, print_text, render_table
-from deckhands.rollouts import Format, RolloutRun, RolloutSpec, export_rollouts, list_runs
+from deckhands.rollouts import (
+    Format,
+    RolloutRun,
+    RolloutSpec,
+    StubEngine,
+    export_rollouts,
+    list_runs,
+    serve_stub,
+)
 
 SECTION = "Evaluate agents"
-SUMMARIES = {"rollouts": "Collect rollouts for training: run, ls, show, pause, resume, abort, weights, export."}
+SUMMARIES = {"rollouts": "Collect rollouts for training: run, attach, ls, show, pause, resume, abort, weights, export."}
 SHOWN_EVENTS = 20
 
 
@@ -29,6 +37,42 @@ def rollouts() -> None:
 
     docs/rollouts.md describes them.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsEngineOptions:
+    """Options of `engine`."""
+
+    port: int
+    turns: int
+    tool: str
+    seconds_per_token: float
+    keeps_truth: bool
+
+
+@rollouts.command()
+@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
+@click.option("--turns", type=click.IntRange(min=0), default=3, show_default=True, help="Steps of a trajectory.")
+@click.option(
+    "--tool",
+    type=click.Choice(["execute_bash", "think"]),
+    default="execute_bash",
+    show_default=True,
+    help="The tool that a step calls; `think` needs no tool worker.",
+)
+@click.option("--seconds-per-token", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--truth", "keeps_truth", is_flag=True, help="Keep the tokens of all replies for GET /truth.")
+@with_options(RolloutsEngineOptions)
+def engine(options: RolloutsEngineOptions) -> None:
+    """Serve a stub engine on this machine, to try rollouts without a model."""
+    found = StubEngine(options.turns, options.seconds_per_token, tool=options.tool, keeps_truth=options.keeps_truth)
+
+    async def serve() -> None:
+        async with serve_stub(found, port=options.port) as address:
+            print_text(f"The stub engine listens on {address}.")
+            await asyncio.Event().wait()
+
+    asyncio.run(serve())
 
 
 name_argument = click.argument("name")
