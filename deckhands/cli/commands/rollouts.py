@@ -219,16 +219,10 @@ def ls(options: RolloutsListOptions) -> None:
     if options.as_json:
         print_json(rows)
         return
-    print_text(
-        render_table(
-            ("name", "state", "version", "groups", "waiting", "driver"),
-            [
-                (one["name"], one["state"], str(one["version"]), str(one["groups"]), str(one["waiting"]),
-                 "yes" if one["is_driven"] else "no")
-                for one in rows
-            ],
-        )
-    )  # fmt: skip
+    head = ("name", "state", "version", "groups", "waiting", "driver")
+    cells = [[str(one[name]) for name in head[:-1]] + ["yes" if one["is_driven"] else "no"] for one in rows]
+    for line in render_table(head, cells):
+        print_text(line)
 
 
 async def _list_all(client: Client) -> list[dict[str, Any]]:
