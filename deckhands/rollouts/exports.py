@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -101,8 +102,7 @@ class _JsonlWriter:
 class _ParquetWriter:
     def __init__(self, file: IO[bytes]) -> None:
         try:
-            import pyarrow as pa
-            from pyarrow import parquet
+            pa, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         except ModuleNotFoundError as error:
             raise UsageError(
                 "Parquet files need pyarrow, which is not installed.",

@@ -26,7 +26,7 @@ from tests.polling import unhurried, until
 from tests.rollout_parts import Rollouts, count_mismatches, make_prompts
 
 GROUPS, GROUP_SIZE, TURNS = 10, 4, 4
-MAX_STALENESS = 1
+MAX_STALENESS = 2
 KILLS_OF_WORKERS = 4
 TRAINER = """
 import asyncio, json, sys
@@ -107,7 +107,13 @@ async def test_kills_lose_and_double_no_group_and_no_token(rollouts: Rollouts, t
     await trainer.start()
 
     async def replies(number: int) -> None:
-        await until(lambda: len(engine.truth) >= number, what=f"{number} replies", seconds=unhurried(120))
+        await until(lambda: len(engine.truth) >= number, what=f"{number} replies", limit=120)
+
+    async def swap() -> None:
+        """Update the weights in the middle of replies."""
+        version = engine.policy.version + 1
+        await rollouts.set_weights(version)
+        await run.weights_changed(version)
 
     for number in range(KILLS_OF_WORKERS):
         await replies(20 * (number + 1))
@@ -117,12 +123,11 @@ async def test_kills_lose_and_double_no_group_and_no_token(rollouts: Rollouts, t
         if number == 1:
             await driver.kill()
             await driver.start()
-        if number in (0, 2):  # in the middle of replies
-            version = engine.policy.version + 1
-            await rollouts.set_weights(version)
-            await run.weights_changed(version)
-    await until(lambda: out.read_text().count("\n") >= 2, what="groups at the trainer", seconds=unhurried(120))
+        if number in (0, 2):
+            await swap()
+    await until(lambda: out.read_text().count("\n") >= 2, what="groups at the trainer", limit=120)
     await trainer.kill()
+    await swap()  # groups with tokens of the first policy are too old now
     await driver.kill()
     await driver.start()
     await trainer.start()
