@@ -1,6 +1,6 @@
 """Rollouts for training: groups of trajectories with exact tokens, delivered as a stream.
 
-Start with: spec.
+Start with: run.
 """
 
 from lazy_loader import attach_stub
