@@ -17,6 +17,7 @@ RUN_ELSEWHERE = {
     "docs/adding-things.md": "tests/end_to_end/test_adding_things.py",
     "docs/migrating-from-openhands.md": "tests/end_to_end/test_headless.py",
     "docs/python.md": "tests/end_to_end/test_python_page.py",
+    "docs/rollouts.md": "tests/end_to_end/test_rollouts_page.py",
     "docs/serving.md": "tests/end_to_end/test_serving_page.py",
 }
 """Pages whose blocks one test runs."""

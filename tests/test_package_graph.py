@@ -24,9 +24,11 @@ USE_OPTIONAL = {
         "deckhands/ingress/evaluations.py",
         "deckhands/ingress/waiting_tasks.py",
         "deckhands/interop/",
+        "deckhands/rollouts/",
         "deckhands/server/evaluations.py",
         "deckhands/server/web/overviews.py",
     ),
+    "deckhands.rollouts": ("deckhands/__init__.py", "deckhands/cli/"),
     "deckhands.interop": ("deckhands/cli/", "deckhands/headless.py", "deckhands/server/openhands/"),
 }
 """The files that offer what an optional package does; everything else works without it."""

@@ -89,6 +89,7 @@ CONVERSATION = (
     Feature("expiry", "expiry", "producing-work.md#when-it-begins", ("expires",)),
     Feature("key", "idempotency key", "tasks.md", ("idempotency_key",)),
     Feature("acks", "when a write counts", "deployment.md#when-a-write-counts", ("acks",)),
+    Feature("rollout", "exact tokens", "rollouts.md", ("rollout",)),
     Feature("pinned", "version of its workers", "deployment.md#pin-a-conversation", ("pinned_version",)),
     Feature("messages", "messages at work", "producing-work.md#messages-while-the-agent-works", ("double_texting",)),
 )
@@ -137,6 +138,7 @@ MISSING: Mapping[tuple[str, str], str] = {
     ("eval", "expiry"): QUEUED,
     ("eval", "acks"): "An attempt can be repeated; set DECKHANDS_ACKS for its whole cluster.",
     ("eval", "pinned"): "Attempts are compared with one another; run them on workers of one version.",
+    ("eval", "rollout"): "`deckhands rollouts` collects trajectories: attempts with tokens, in groups.",
     ("eval", "messages"): ALONE,
     ("acp", "delay"): AT_ONCE,
     ("acp", "expiry"): AT_ONCE,

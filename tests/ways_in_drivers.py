@@ -207,6 +207,8 @@ def options_of(world: World, fields: Fields, *, pictures: bool = True) -> list[s
             found += [option, str(value)]
     if "headless" in fields:
         found.append("--headless" if fields["headless"] else "--no-headless")
+    if fields.get("rollout"):
+        found.append("--rollout")
     if "output" in fields:
         file = world.root / "schema.json"
         file.write_text(json.dumps(fields["output"]))

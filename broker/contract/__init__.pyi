@@ -56,6 +56,7 @@ from .events import ModelCallAdmitted as ModelCallAdmitted, ModelCallDeferred as
 from .events import ModelCallFailed as ModelCallFailed, ModelReply as ModelReply, ModelSwitched as ModelSwitched
 from .events import ModelToolCall as ModelToolCall, ModelUsage as ModelUsage, OperatorActed as OperatorActed
 from .events import Parent as Parent, TokenUsage as TokenUsage
+from .events import SegmentStarted as SegmentStarted
 from .fencing import Ownership as Ownership
 from .file_events import ApplyPatchAction as ApplyPatchAction, FileEditAction as FileEditAction
 from .file_events import FileEditObservation as FileEditObservation, FileEditSource as FileEditSource
@@ -149,3 +150,5 @@ from .workspace_events import WorkspaceFailedObservation as WorkspaceFailedObser
 from .workspace_events import WorkspaceOpenedObservation as WorkspaceOpenedObservation
 from .workspace_sources import GitSource as GitSource, UploadedSource as UploadedSource, find_format as find_format
 from .workspace_sources import parse_git_source as parse_git_source
+from .token_records import TOKENS_BLOB as TOKENS_BLOB, UNKNOWN_VERSION as UNKNOWN_VERSION
+from .token_records import RecordedTokens as RecordedTokens, TokenRecord as TokenRecord, to_runs as to_runs

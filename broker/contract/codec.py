@@ -364,11 +364,11 @@ def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:
         contents[sha256] = content
         refs[path] = {"sha256": sha256, "size_bytes": len(content)}
         total -= left_out
-    return (wire | {"blobs": refs} if refs else wire), contents
+    return (wire | {"blobs": {**(wire.get("blobs") or {}), **refs}} if refs else wire), contents
 
 
 def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
-    """Undo `shorten`: replace the shortened fields by the blobs' texts.
+    """Undo `shorten`: replace the shortened fields by the blobs' texts. Blobs that are bytes keep their references.
 
     Raises:
         CorruptEntry: a blob is missing or does not match its address.
@@ -376,8 +376,12 @@ def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
     refs = wire.get("blobs")
     if not refs:
         return wire
+    binary = {path: ref for path, ref in refs.items() if is_binary(path)}
     wire = replace_surrogates({key: value for key, value in wire.items() if key != "blobs"})
+    wire |= {"blobs": binary} if binary else {}
     for path, ref in refs.items():
+        if path in binary:
+            continue
         content = contents.get(ref["sha256"])
         if content is None or hashlib.sha256(content).hexdigest() != ref["sha256"]:
             raise CorruptEntry(f"The blob of the field {path!r} is missing or damaged.")
@@ -386,6 +390,11 @@ def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
         except (LookupError, TypeError, ValueError) as error:
             raise CorruptEntry(f"There is no field {path!r} to put a blob back into.") from error
     return wire
+
+
+def is_binary(path: str) -> bool:
+    """Return whether a blob of this name has bytes that belong to the event, not the text of a shortened field."""
+    return path.startswith("@")
 
 
 def _find_texts(value: Any, path: str) -> list[tuple[str, str]]:

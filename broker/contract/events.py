@@ -34,6 +34,7 @@ from broker.contract.kinds import (
 from broker.contract.plain_json import JsonObject, replace_surrogates
 from broker.contract.specs import AgentSpec, EventValue, Limits, LLMSpec, Tenancy, WorkspaceSpec
 from broker.contract.timing import DoubleTexting
+from broker.contract.token_records import RecordedTokens
 from broker.runtime import Acks
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "Observation",
     "OperatorActed",
     "Parent",
+    "SegmentStarted",
     "Tenancy",
     "TokenUsage",
     "ToolCallMetadata",
@@ -126,6 +128,7 @@ class ConversationCreated(Event):
         double_texting: the effect of a message that arrives while the agent works; None: it waits for the next step.
         acks: when an event of it counts as written, unless the store demands more; None: as the store demands.
         pinned_version: the only version of controller workers that may continue it; None: any.
+        rollout: the exact tokens of its replies are recorded; None: they are not.
         headless: no user can be asked.
         title: a title for listings.
         forked_from: `ID@EVENT` of the conversation that it was forked from; None if it is no fork.
@@ -151,6 +154,7 @@ class ConversationCreated(Event):
     double_texting: DoubleTexting | None = None
     acks: Acks | None = None
     pinned_version: str | None = None
+    rollout: bool | None = None
     traceparent: Traceparent = None
 
     @property
@@ -248,6 +252,7 @@ class ModelReply(Event):
         is_output: the content is the conversation's structured output, generated under its schema; None if it is not.
         is_usage_estimated: usage and cost are estimates, because the provider reported no usage or an invalid one; None
             if the provider reported them.
+        tokens: the record of its exact tokens, which is the blob `@tokens`; None if the conversation is no rollout.
     """
 
     kind: Literal["model.reply"] = "model.reply"
@@ -267,12 +272,30 @@ class ModelReply(Event):
     estimate: CallEstimate | None = None
     is_output: bool | None = None
     is_usage_estimated: bool | None = None
+    tokens: RecordedTokens | None = None
 
     @property
     def sentence(self) -> str:
         """A one-line summary for users."""
         calls = ", ".join(call.name for call in self.tool_calls)
         return f"{self.model} replied" + (f" and calls {calls}" if calls else "")
+
+
+class SegmentStarted(Event):
+    """The tokens of a rollout's reply do not continue the tokens recorded before, so they start a new segment.
+
+    Attributes:
+        reply_id: the first reply of the new segment.
+        reason: `condensation`, `rollback`, `history_changed` (the messages before differ for another reason),
+            `model_changed`, `template` (the chat template renders a reply otherwise when messages follow),
+            `retokenized` (the server's tokens of the prompt differ) or `not_recorded` (the reply before has no tokens).
+    """
+
+    kind: Literal["model.segment_started"] = "model.segment_started"
+    counts_for_loops: ClassVar[bool] = False
+    sentence_template: ClassVar[str] = "The tokens of reply {reply_id} start a new segment: {reason}"
+    reply_id: int
+    reason: str
 
 
 class ModelSwitched(Event):

@@ -2,6 +2,7 @@ from .admission import check_admission as check_admission, find_creation as find
 from .append_call import STARTS_WORK as STARTS_WORK, Appended as Appended, Closed as Closed, Condition as Condition
 from .append_call import Conflict as Conflict, Duplicate as Duplicate, Fenced as Fenced, has_appended as has_appended
 from .append_call import make_message_condition as make_message_condition
+from .blobs import check_blobs as check_blobs, list_binary as list_binary
 from .conversations import ConversationProgress as ConversationProgress, ConversationRow as ConversationRow
 from .conversations import Conversations as Conversations, Takeover as Takeover
 from .delegates import make_delegate_id as make_delegate_id

@@ -1,4 +1,4 @@
-"""Large texts stored beside the log, addressed by the SHA-256 of their content.
+"""Large texts and other bytes stored beside the log, addressed by the SHA-256 of their content.
 
 Holds: a blob is written before the event that refers to it. Each blob is checked against its address when read.
 Keys: `deck:{k}:c:<id>:blob:<sha256>`.
@@ -6,9 +6,11 @@ Keys: `deck:{k}:c:<id>:blob:<sha256>`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 
-from broker.contract import EventT, codec
+from broker.contract import BlobRef, Event, EventT, codec
+from broker.runtime import CorruptEntry
 from broker.store import Cipher, Store
 
 CHUNK_BYTES = 4 << 20
@@ -43,6 +45,18 @@ class Blobs:
         ]
         await self._store.call_many(commands)
 
+    async def add(self, conversation_id: str, content: bytes) -> BlobRef:
+        """Store bytes for an event that is appended next, and return their reference. Idempotent."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        cipher = await self._store.encryption.find_cipher(conversation_id)
+        await self.put(conversation_id, {sha256: content}, cipher)
+        return BlobRef(sha256=sha256, size_bytes=len(content))
+
+    async def fetch_binary(self, conversation_id: str, events: Iterable[Event]) -> dict[str, bytes]:
+        """Return the blobs of events that are bytes, by address; raises CorruptEntry if one is missing or damaged."""
+        addresses = list_binary(events)
+        return check_blobs(await self.fetch(conversation_id, addresses), addresses) if addresses else {}
+
     async def fetch(self, conversation_id: str, addresses: list[str]) -> dict[str, bytes]:
         """Return the blobs that exist, by address.
 
@@ -65,13 +79,32 @@ class Blobs:
         Raises:
             CorruptEntry: a blob is missing or damaged.
         """
-        if not event.blobs:
+        texts = [ref.sha256 for path, ref in (event.blobs or {}).items() if not codec.is_binary(path)]
+        if not texts:
             return event
-        contents = await self.fetch(conversation_id, [ref.sha256 for ref in event.blobs.values()])
+        contents = await self.fetch(conversation_id, texts)
         wire = codec.restore(event.wire(), contents)
         whole = codec.event_from_wire(wire, event.id)
         assert isinstance(whole, type(event))
         return whole
+
+
+def list_binary(events: Iterable[Event]) -> list[str]:
+    """Return the addresses of the blobs that are bytes."""
+    return [ref.sha256 for event in events for path, ref in (event.blobs or {}).items() if codec.is_binary(path)]
+
+
+def check_blobs(contents: Mapping[str, bytes], addresses: Iterable[str]) -> dict[str, bytes]:
+    """Return the blobs with these addresses.
+
+    Raises:
+        CorruptEntry: one is missing or damaged.
+    """
+    for sha256 in addresses:
+        content = contents.get(sha256)
+        if content is None or hashlib.sha256(content).hexdigest() != sha256:
+            raise CorruptEntry(f"The blob {sha256} is missing or damaged.")
+    return dict(contents)
 
 
 def _describe(sha256: str) -> str:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from broker.contract import (
     ConversationCreated,
@@ -179,6 +180,7 @@ class EventLog:
         answers: Mapping[int, int],
         node: str = "",
         fields: Mapping[str, str | int | float] | None = None,
+        blobs: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Appended | Duplicate:
         created = events[0]
         assert isinstance(created, ConversationCreated)
@@ -194,7 +196,7 @@ class EventLog:
         cipher = await self.store.encryption.create_cipher(cid, tenant)
         shown |= {"data_key": cipher.key_id.decode()} if cipher is not None else {}
         outcome = await self._append(
-            cid, creator, events, answers=answers, fields={**shown, **(fields or {})}, cipher=cipher
+            cid, creator, events, answers=answers, fields={**shown, **(fields or {})}, cipher=cipher, blobs=blobs
         )
         if outcome is None:
             raise UsageError(f"There is a conversation with the id {cid!r} already.", remedy="Choose another id.")
@@ -545,10 +547,17 @@ class EventLog:
                 remedy=f"Choose an event from 1 to {len(events)}.",
             )
         whole = [await self.blobs.restore_event(source_id, event) for event in events[1:]]
-        return await self.create_from(target, whole, key=f"fork:{source_id}@{at}")
+        blobs = await self.blobs.fetch_binary(source_id, whole)
+        return await self.create_from(target, whole, key=f"fork:{source_id}@{at}", blobs=blobs)
 
     async def create_from(
-        self, created: ConversationCreated, events: Sequence[Event], *, key: str, shards: int | None = None
+        self,
+        created: ConversationCreated,
+        events: Sequence[Event],
+        *,
+        key: str,
+        shards: int | None = None,
+        blobs: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Appended | Duplicate:
         """Create a conversation with the events of another log, from this store or elsewhere.
 
@@ -557,6 +566,7 @@ class EventLog:
         Args:
             events: all events from id 2 on, in order, with the full text of their fields.
             shards: see `create`.
+            blobs: those that the events refer to, by address, as far as they are bytes and not texts of fields.
 
         Raises:
             UsageError: the id is invalid, or another conversation has it.
@@ -568,7 +578,7 @@ class EventLog:
         async def create(shards: int) -> Appended | Duplicate:
             creator = Creator(key, created.workspace.pool, shards=shards)
             fields = make_copied_fields(created, events)
-            return await self._create([created, *events], creator, answers=answers, fields=fields)
+            return await self._create([created, *events], creator, answers=answers, fields=fields, blobs=blobs)
 
         repeat = self.store.repeat_if_raised
         return await (repeat(created.conversation_id, create) if shards is None else create(shards))
@@ -585,6 +595,7 @@ class EventLog:
         cancels: Sequence[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
         cipher: Cipher | None = None,
+        blobs: Mapping[str, bytes] = MappingProxyType({}),
     ) -> AppendOutcome | None:
         is_new = isinstance(writer, Creator)
         names = await (self.store.place if is_new else self.store.locate)(conversation_id)
@@ -603,7 +614,7 @@ class EventLog:
                 continue
             entries: list[NewEntry] = []
             is_masked = True
-            contents: dict[str, bytes] = {}
+            contents: dict[str, bytes] = dict(blobs)
             for position, event in enumerate(events):
                 own_masker = NO_MASKER if masker is NO_MASKER or masked.is_masked(position, masker) else masker
                 data, texts = await self._encode(event, own_masker)

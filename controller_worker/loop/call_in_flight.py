@@ -6,11 +6,20 @@ Does not: append; `start` and `events` return the events for the loop to append.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from broker.contract import AgentState, Event, ModelCallDeferred, ModelCallFailed, Ownership
+from broker.contract import (
+    AgentState,
+    BlobRef,
+    Event,
+    ModelCallDeferred,
+    ModelCallFailed,
+    Ownership,
+    SegmentStarted,
+)
 from broker.runtime import failpoint, make_chain
 from controller_worker.agents import Agent
 from controller_worker.core import Append, CallModel, State
@@ -53,6 +62,7 @@ class ModelAnswer:
     Attributes:
         estimated_tokens: our estimate for its prompt; None if not needed.
         traceparent: the span of the call; None without tracing.
+        recorded: the stored record of the reply's tokens; None if it has none.
     """
 
     call: CallModel
@@ -60,6 +70,7 @@ class ModelAnswer:
     result: Completion | ModelCallFailed | ModelCallDeferred
     estimated_tokens: int | None = None
     traceparent: str | None = None
+    recorded: BlobRef | None = None
 
     def to_events(self, state: State, agent: Agent) -> tuple[Event, ...]:
         """Return the events of the answer, with the risk of each action, to append after `state.version`."""
@@ -71,8 +82,11 @@ class ModelAnswer:
             seen_id=self.question.seen_id,
             event_id=state.version + 1,
             estimated_tokens=self.estimated_tokens,
+            recorded=self.recorded,
         )
         events = self.question.events_of(reply, agent, state)
+        if self.result.tokens is not None and self.result.tokens.reason:
+            events = (*events, SegmentStarted(reply_id=reply.id, reason=self.result.tokens.reason))
         events = assess(events, state.setup.agent.confirmation, state.setup.workspace)
         return add_traceparent(self.traceparent, events)
 
@@ -223,7 +237,11 @@ class CallInFlight:
             )
         if batched is not None:
             question = replace(question, seen_id=batched.seen_id)
-        return ModelAnswer(wanted, question, result, self._estimate(state, question, result))
+        recorded = None
+        if isinstance(result, Completion) and result.tokens is not None:
+            content = await asyncio.to_thread(result.tokens.record.to_bytes)
+            recorded = await services.log.blobs.add(request.conversation_id, content)
+        return ModelAnswer(wanted, question, result, self._estimate(state, question, result), recorded=recorded)
 
     def _estimate(
         self, state: State, question: Question, result: Completion | ModelCallFailed | ModelCallDeferred

@@ -266,6 +266,7 @@ class Delegates:
             title=task[:80].partition("\n")[0],
             tenancy=state.setup.tenancy,
             pinned_version=state.setup.pinned_version or None,
+            rollout=state.setup.rollout or None,
             acks=await self._log.load_acks(state.setup.conversation_id),
             traceparent=action.traceparent,
             parent=Parent(

@@ -40,6 +40,7 @@ _NOT_PART_OF_A_REQUEST = frozenset({
     *("retry_max_wait", "timeout", "connect_timeout", "first_byte_timeout", "read_timeout", "fallbacks", "router"),
     *("max_message_chars", "input_cost_per_token", "output_cost_per_token", "backend", "cache_dir", "batch"),
     *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name", "count_tokens", "tenants", "scripts_dir"),
+    "rollout_api",
 })  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class CachedLLM:
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Answer from the cache, or call the model once. See `LLM.complete`."""
+        if request.rollout is not None:  # a sample that repeats teaches nothing, and files keep no tokens
+            return await self._inner.complete(request)
         began = self._clock.monotonic()
         name = await asyncio.to_thread(self._name, request)
         kept = await asyncio.to_thread(self._read, name)

@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from broker.contract import (
+    TOKENS_BLOB,
+    BlobRef,
     CallEstimate,
     EventSource,
     LLMSpec,
@@ -21,6 +23,7 @@ from broker.contract import (
     ModelCallFailed,
     ModelReply,
     ModelToolCall,
+    RecordedTokens,
     TokenUsage,
     replace_surrogates,
     to_plain_json,
@@ -40,6 +43,7 @@ from controller_worker.providers import (
     ModelError,
     ModelRequest,
     RateLimitError,
+    TokensMissingError,
     compute_next_wait_seconds,
 )
 
@@ -106,6 +110,11 @@ def to_call_failure(error: Exception, conversation_id: str, *, attempt: int) -> 
 async def _complete(llm: LLM, config: LLMConfig, request: ModelRequest, permit: CallPermit) -> Completion:
     async with permit.hold(config.model) as held:
         completion = held.completion = replace(await llm.complete(request), asked=config.model)
+    if request.rollout is not None and completion.tokens is None:
+        raise TokensMissingError(
+            f"The model {config.model!r} returns no exact tokens, which a rollout records.",
+            remedy="Use a server such as vLLM with the backend openai, or submit the task without rollout.",
+        )
     return completion
 
 
@@ -185,12 +194,19 @@ def _discard_streamed(request: ModelRequest) -> None:
 
 
 def to_model_reply(
-    completion: Completion, *, iteration: int, seen_id: int, event_id: int, estimated_tokens: int | None = None
+    completion: Completion,
+    *,
+    iteration: int,
+    seen_id: int,
+    event_id: int,
+    estimated_tokens: int | None = None,
+    recorded: BlobRef | None = None,
 ) -> ModelReply:
     """Convert a reply to its event. Repeated tool call ids are made unique, so that each result has one call.
 
     Args:
         estimated_tokens: the estimated size of the prompt; None without an estimate.
+        recorded: the stored record of its tokens; None if it has none.
     """
     is_estimated = estimated_tokens is not None
     calls: list[ModelToolCall] = []
@@ -224,6 +240,25 @@ def to_model_reply(
         seen_id=seen_id,
         estimate=CallEstimate(model=completion.asked, prompt_tokens=estimated_tokens) if is_estimated else None,
         is_usage_estimated=completion.is_usage_estimated or None,
+        tokens=_to_recorded_tokens(completion),
+        blobs=None if recorded is None else {TOKENS_BLOB: recorded},
+    )
+
+
+def _to_recorded_tokens(completion: Completion) -> RecordedTokens | None:
+    tokens = completion.tokens
+    if tokens is None:
+        return None
+    oldest, newest = tokens.record.find_version_bounds() or (None, None)
+    return RecordedTokens(
+        start=tokens.start,
+        prompt=len(tokens.record.prompt),
+        sampled=len(tokens.record.sampled),
+        min_version=oldest,
+        max_version=newest,
+        messages=tokens.messages,
+        digest=tokens.digest,
+        model=completion.asked,
     )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from broker.contract import CondensationAction, Event, RolledBackObservation, find_rolled_back
+from broker.contract import TOKENS_BLOB, CondensationAction, Event, RolledBackObservation, find_rolled_back
 from broker.log import EventLog
 from controller_worker.memory import Condenser, ConversationMemory, Inquiry, PromptOptions, View, ViewFold
-from controller_worker.providers import Message
+from controller_worker.model.token_history import TokenHistory
+from controller_worker.providers import Message, TokenPrefix
 
-NEVER_PROMPTED_FIELDS = frozenset({"old_content", "new_content"})
+NEVER_PROMPTED_FIELDS = frozenset({"old_content", "new_content", TOKENS_BLOB})
 """Fields of observations that are in no prompt. The other fields of a shortened event are loaded for the prompt."""
 
 MAX_FORGOTTEN_EVENTS = 500
@@ -35,6 +36,7 @@ class PromptHistory:
         self._options = PromptOptions()
         self._condensations = 0
         self._masked: set[int] = set()
+        self._tokens = TokenHistory()
 
     async def start(self, events: Sequence[Event]) -> None:
         """Start with the whole log, which was just read. A long one is read again when it is needed."""
@@ -83,6 +85,11 @@ class PromptHistory:
             self._memory = None
         return tuple(self._build_messages(fold, condensed.events))
 
+    async def load_tokens(self, version: int) -> TokenPrefix:
+        """Return the tokens that the next prompt of a rollout continues. Raises the same errors as `prompt`."""
+        await self._fold_at(version)
+        return await self._tokens.load(self._log, self._conversation_id)
+
     async def build_view(self, version: int) -> View:
         """Return the View of the log up to `version`. Raises the same errors as `prompt`."""
         return (await self._fold_at(version)).view()
@@ -107,7 +114,9 @@ class PromptHistory:
             for event_id in event.forgotten
         }
         fold = ViewFold()
+        self._tokens = TokenHistory()
         for event in events:
+            self._tokens.add(event)
             if event.id in without:
                 fold.skip(event)
                 continue
@@ -116,6 +125,7 @@ class PromptHistory:
 
     def _add(self, fold: ViewFold, event: Event) -> None:
         fold.add(event)
+        self._tokens.add(event)
         if self._memory is not None:
             self._memory.add(event)
 

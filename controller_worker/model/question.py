@@ -103,6 +103,8 @@ async def _choose_question(
     output = state.setup.agent.output
     if output is not None and models.structures_output(llm):
         request = replace(request, output_schema=output.json_schema)
+    if state.setup.rollout:
+        request = replace(request, rollout=await recollection.load_tokens(state.version))
     return Question(llm, request, state.version)
 
 

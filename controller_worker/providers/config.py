@@ -143,6 +143,7 @@ class LLMConfig(BaseModel):
         count_tokens: let the provider count a prompt if its exact size matters; see `prompt_count`.
         disable_stop_word: send no stop word with tools in text.
         stream_replies: whether replies without watchers are streamed; `auto`: those that may be long.
+        rollout_api: how rollouts send and get exact tokens; see `token_calls`.
         context_management: the parts of a long prompt that Claude's provider drops or summarizes; None disables it.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
         output_cost_per_token: USD, together with `input_cost_per_token`.
@@ -211,6 +212,7 @@ class LLMConfig(BaseModel):
     count_tokens: bool = False
     disable_stop_word: bool = False
     stream_replies: Literal["auto", "on", "off"] = "auto"
+    rollout_api: Literal["chat", "chat_tokens", "completions"] = "chat"
 
     context_management: ContextManagementSpec | None = None
 

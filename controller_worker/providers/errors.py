@@ -12,6 +12,7 @@
     ├── BadRequestError              bad_request          the request is invalid
     ├── NotFoundError                not_found            no such model or address
     ├── MalformedReplyError          malformed_reply      violates the protocol, or cut off        [retryable]
+    ├── TokensMissingError           tokens_missing       no exact tokens, which a rollout needs
     └── NoResponseError              no_response          a well-formed reply without content      [retryable]
     LLMConfigError                   llm_config           a setting is missing or cannot be used
 
@@ -143,6 +144,12 @@ class NoResponseError(ModelError):
     upstream_class = "LLMNoResponseError"
 
 
+class TokensMissingError(ModelError):
+    """The reply has no exact tokens, which a rollout records. The server, or its backend here, does not return them."""
+
+    code = "tokens_missing"
+
+
 class LLMConfigError(UsageError):
     """A model setting is missing or cannot be used. The text names the setting and the remedy."""
 
@@ -164,6 +171,7 @@ MODEL_ERRORS: Mapping[str, type[ModelError]] = {
         NotFoundError,
         MalformedReplyError,
         NoResponseError,
+        TokensMissingError,
     )
 }
 """Error classes by code."""

@@ -8,11 +8,12 @@ Does not: retry, wait for a quota, keep a budget.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from broker.contract import ToolSpec
+from broker.contract import TokenRecord, ToolSpec
 from controller_worker.providers.messages.messages import Message, ToolCall
 
 
@@ -28,6 +29,42 @@ class Delta:
 
     kind: Literal["text", "thinking", "call", "superseded"]
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrefix:
+    """The recorded tokens that the prompt of a rollout continues.
+
+    Attributes:
+        tokens: the prompt and the reply of the call before; empty if a segment starts.
+        messages: the number of messages in that prompt; `digest`: of these and the tools.
+        model: the model that sampled them, as named in the settings.
+        hint: what may have changed the messages since; the reason of a new segment, if there are no tokens.
+    """
+
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    messages: int = 0
+    digest: str = ""
+    model: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyTokens:
+    """The exact tokens of a reply.
+
+    Attributes:
+        record: the new tokens of the prompt, and the sampled ones.
+        start: the tokens before them in their segment.
+        messages: the messages of the prompt; `digest`: of these and the tools.
+        reason: why they start a new segment; empty if they continue one, or are the first.
+    """
+
+    record: TokenRecord
+    start: int
+    messages: int
+    digest: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +88,7 @@ class ModelRequest:
             `batching`. None to use the connection.
         output_schema: the schema of an answer without tool calls, for models that can enforce it; None for none.
         answer: the answer or error of the model `silent`; None for an empty reply.
+        rollout: the tokens that the prompt continues; None if exact tokens are not needed.
     """
 
     messages: Sequence[Message]
@@ -65,6 +103,7 @@ class ModelRequest:
     carry: Callable[[bytes], Awaitable[Any]] | None = None
     output_schema: Mapping[str, Any] | None = None
     answer: Completion | Exception | None = None
+    rollout: TokenPrefix | None = None
 
     def __post_init__(self) -> None:
         if not self.messages:
@@ -106,6 +145,7 @@ class Completion:
         asked: the settings' name of the model that answered; empty until known.
         is_usage_estimated: usage and cost are our estimate, because the provider reported nothing or implausible
             values.
+        tokens: the exact tokens; None unless the request has a `rollout`.
     """
 
     text: str
@@ -120,6 +160,7 @@ class Completion:
     quota_left: Mapping[str, int] = field(default_factory=dict)
     asked: str = ""
     is_usage_estimated: bool = False
+    tokens: ReplyTokens | None = None
 
 
 class LLM(Protocol):

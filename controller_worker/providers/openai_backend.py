@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
 from controller_worker.providers.parameters import make_chat_parameters, may_be_long, split_body_and_headers
 from controller_worker.providers.strictness import Strict, Strictness
+from controller_worker.providers.token_calls import TokenCalls
 from controller_worker.providers.wires.chat_stream import ChatStream
 from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
 from controller_worker.providers.wires.http_transport import HttpTransport, resend_if_stale
@@ -76,6 +78,7 @@ class OpenAICompatibleLLM:
         self._transport = HttpTransport(config, key)
         self._client = RawClient(self._transport, config, clock)
         self._clock = clock
+        self._token_calls = TokenCalls(config, self._client, self._wire, clock, key)
         self._tokens: MessageMemo[int] = MessageMemo()  # used if the server reports no usage
 
     async def complete(self, request: ModelRequest) -> Completion:
@@ -86,6 +89,10 @@ class OpenAICompatibleLLM:
             parameters = parameters | {"temperature": request.temperature}
         if self._config.sends_cache_key:
             parameters = parameters | {"prompt_cache_key": request.conversation_id}
+        if request.rollout is not None:
+            answer, headers, sent_bytes, tokens = await self._token_calls.ask(parameters, request, self._headers)
+            completion = self._make_completion(request, began, answer, headers, sent_bytes)
+            return replace(completion, tokens=tokens)
         is_long = self._is_long
         try:
             answer, headers, sent_bytes = await self._ask(parameters, request, is_long=is_long)
@@ -95,9 +102,13 @@ class OpenAICompatibleLLM:
             answer, headers, sent_bytes = await self._ask(parameters, request, is_long=False)
             self._is_long = False
             _log.warning("%s does not accept %r: %s", self._config.model, STREAM, error)
-        reply = read_chat_reply(answer)
+        return self._make_completion(request, began, answer, headers, sent_bytes)
+
+    def _make_completion(
+        self, request: ModelRequest, began: float, answer: Any, headers: Mapping[str, str], sent_bytes: int
+    ) -> Completion:
         return make_completion(
-            reply,
+            read_chat_reply(answer),
             request,
             self._config,
             self._row,
@@ -136,4 +147,5 @@ class OpenAICompatibleLLM:
 
     async def aclose(self) -> None:
         """Close all connections."""
+        await self._token_calls.aclose()
         await self._client.aclose()

@@ -4,7 +4,7 @@ from .archive.errors import ArchiveConflict as ArchiveConflict, ArchiveUnavailab
 from .archive.errors import CorruptArchive as CorruptArchive, TooLargeToArchive as TooLargeToArchive
 from .archive.storage import ArchiveStorage as ArchiveStorage
 from .archive.retention import Retention as Retention, RetentionRule as RetentionRule
-from .archive_operations import lend_upload as lend_upload
+from .archive_operations import lend_upload as lend_upload, load_binary as load_binary
 from .starting import OFFERS_LIMIT_SECONDS as OFFERS_LIMIT_SECONDS, find_runnable_agent as find_runnable_agent
 from .starting import start_conversation as start_conversation
 from .changing import Change as Change, check_note as check_note
@@ -83,6 +83,7 @@ from .tasks.tasks import MAX_TASK_CHARS as MAX_TASK_CHARS, check_task as check_t
 from .tasks.tasks import derive_conversation_id as derive_conversation_id
 from .tasks.tasks import derive_task_conversation_id as derive_task_conversation_id, derive_title as derive_title
 from .tasks.tasks import to_output_spec as to_output_spec
+from .trajectories import Segment as Segment, SegmentReply as SegmentReply, Trajectory as Trajectory
 from .transfers.commands import CommandFailed as CommandFailed, CommandResult as CommandResult
 from .transfers.files import WorkspaceFiles as WorkspaceFiles
 from .transfers.packed_files import TooLarge as TooLarge

@@ -5,10 +5,12 @@ Holds: an archived file is untrusted input: it is checked as a whole before any 
 
 from __future__ import annotations
 
-from broker.contract import ConversationCreated, DelegateEnded, UploadedSource, WorkspaceSpec
+from collections.abc import Sequence
+
+from broker.contract import ConversationCreated, DelegateEnded, Event, UploadedSource, WorkspaceSpec
 from broker.coordination import StoredFiles
 from broker.limits import MAX_USD, Ledger, list_accounts
-from broker.log import EventLog, find_violations
+from broker.log import EventLog, check_blobs, find_violations, list_binary
 from broker.runtime import CorruptEntry, UnknownConversation, UsageError, is_conversation_id
 from broker.store import Store
 from deckhands.client.archive.archive import Archive as Archive  # noqa: PLC0414  (callers get it from here)
@@ -56,13 +58,32 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     accounts = list_accounts(conversation_id, tenant=tenancy.tenant, experiment=tenancy.experiment) if tenancy else []
     await Ledger(store).restore_account(accounts, total_usd=own_usd, delegates_usd=delegates_usd)
 
+    blobs = check_blobs(await archive.binary_blobs(conversation_id, events), list_binary(events))
+
     async def create(shards: int) -> None:
         if isinstance(source, UploadedSource):
             await StoredFiles(store).keep(conversation_id, content or b"")
-        await log.create_from(created, events[1:], key=f"restore:{manifest.first_sha256}", shards=shards)
+        await log.create_from(created, events[1:], key=f"restore:{manifest.first_sha256}", shards=shards, blobs=blobs)
 
     await store.repeat_if_raised(conversation_id, create)
     return True
+
+
+async def load_binary(
+    log: EventLog, archive: Archive | None, conversation_id: str, events: Sequence[Event]
+) -> dict[str, bytes]:
+    """Return the blobs of a conversation's events that are bytes, by address, from the store or the archive.
+
+    Raises:
+        CorruptEntry: one is in neither, or damaged.
+    """
+    addresses = list_binary(events)
+    if not addresses:
+        return {}
+    found = await log.blobs.fetch(conversation_id, addresses)
+    if archive is not None and len(found) < len(set(addresses)):
+        found = {**await archive.binary_blobs(conversation_id, events), **found}
+    return check_blobs(found, addresses)
 
 
 async def lend_upload(

@@ -32,7 +32,7 @@ from broker.log import (
     make_message_condition,
 )
 from broker.runtime import AdmissionRefused, UnknownConversation, UsageError
-from deckhands.client.archive_operations import lend_upload, remove_files, restore
+from deckhands.client.archive_operations import lend_upload, load_binary, remove_files, restore
 from deckhands.client.changing import Change, check_note
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.deleting import delete
@@ -224,9 +224,11 @@ class Client(Steering):
             return fork_id
         copied = [*copy_events(events, model=model), *([make_hold()] if is_held else [])]
 
+        blobs = await load_binary(self.log, self.archive, conversation_id, copied)
+
         async def create(shards: int) -> None:
             await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
-            await self.log.create_from(created, copied, key=key, shards=shards)
+            await self.log.create_from(created, copied, key=key, shards=shards, blobs=blobs)
 
         await self.store.repeat_if_raised(fork_id, create)
         return fork_id

@@ -16,6 +16,7 @@ from deckhands.client.reasons.link import Why
 from deckhands.client.remote.remote_files import RemoteFiles
 from deckhands.client.tasks.images import Image
 from deckhands.client.tasks.spec import TaskSpec
+from deckhands.client.trajectories import Trajectory
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.transfers.files import WorkspaceFiles
 from deckhands.client.verification import Verification
@@ -65,6 +66,10 @@ class ConversationClient(Protocol):
 
     async def why(self, conversation_id: str) -> Why:
         """Return the reasons for its current state."""
+        ...
+
+    async def trajectory(self, conversation_id: str) -> Trajectory:
+        """Return the exact tokens of a rollout."""
         ...
 
     async def verify(self, conversation_id: str) -> Verification:

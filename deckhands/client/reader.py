@@ -32,6 +32,7 @@ from broker.store import Store
 from deckhands.client.archive.errors import CorruptArchive
 from deckhands.client.reading.summary import Summary, Tally, find_quoted_texts, summarize
 from deckhands.client.running_cluster import open_cluster
+from deckhands.client.trajectories import Trajectory, read_trajectory
 from deckhands.client.verification import Verification, verify_log
 from deckhands.client.watcher import Watcher
 
@@ -169,6 +170,18 @@ class Reader:
 
         reasons = Reasons(self.store, read, shows_workers=shows_workers, worker_logs=worker_logs)
         return await reasons.why(conversation_id)
+
+    async def trajectory(self, conversation_id: str) -> Trajectory:
+        """Return the exact tokens of a rollout: what the model was shown, and what it sampled.
+
+        A conversation in progress is read up to its last event. It has no segments if it is no rollout.
+
+        Raises:
+            UnknownConversation: no such conversation.
+            CorruptEntry: an entry or a record of tokens is damaged or missing.
+        """
+        events = await self.events(conversation_id, is_lenient=True)
+        return await read_trajectory(self.log, self.archive, conversation_id, events)
 
     async def verify(self, conversation_id: str) -> Verification:
         """Check a log, in the store or the archive, against the specification of a log.

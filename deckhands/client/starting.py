@@ -114,6 +114,7 @@ async def start_conversation(
             "not_before": timing.earliest_start(now),
             "expires": timing.latest_start(now),
             "traceparent": span.traceparent,
+            "rollout": spec.rollout or None,
             "pinned_version": read_version() if spec.pinned_version == CURRENT else spec.pinned_version,
         }
         created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from deckhands.evaluation.attempts.plan import LABEL
 from deckhands.evaluation.attempts.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
 from deckhands.evaluation.attempts.plan import EvaluationPlan as EvaluationPlan  # noqa: PLC0414  (the same)
 from deckhands.evaluation.attempts.results import CHECK_FAILED, CRITIC_FAILED, AttemptRow, Outcome, Results
+from deckhands.evaluation.attempts.steering import AttemptKey
 from deckhands.evaluation.attempts.times import compute_times
 from deckhands.evaluation.critic import LIMITS as CRITIC_LIMITS
 from deckhands.evaluation.critic import MAX_SCORE, build_critic_files, critic_agent, parse_verdict, render_question
@@ -105,9 +106,17 @@ class Evaluation:
         *,
         on_row: OnRow = lambda _: None,
         on_status: OnStatus = lambda _: None,
+        may_start: Callable[[Attempt], bool] = lambda _: True,
     ) -> None:
+        """Describe an evaluation.
+
+        Args:
+            may_start: asked before the next attempt of the plan starts; while it says no, no attempt starts.
+        """
         self._client = client
-        self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_status=on_status)
+        self._driver = Driver(
+            client, plan, results, self._attempt, on_row=on_row, on_status=on_status, may_start=may_start
+        )
         self._directory = results.path.parent
         self._shared: SharedHistory | None = None
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
@@ -116,6 +125,14 @@ class Evaluation:
     @property
     def _plan(self) -> EvaluationPlan:
         return self._driver.plan
+
+    async def cut(self, keys: Collection[AttemptKey], cause: str) -> None:
+        """End attempts that have no result yet: their rows are `not-run`, with this cause. Idempotent."""
+        await self._driver.cut(keys, cause)
+
+    async def restart(self, keys: Collection[AttemptKey], round_: int) -> None:
+        """Repeat attempts in a later round, whether they have ended or not. Idempotent."""
+        await self._driver.restart(keys, round_)
 
     async def run(self) -> None:
         """Run until every attempt has its row. Idempotent.
@@ -205,7 +222,11 @@ class Evaluation:
             await self._fork(one, plan.origin, agent.llm.model, key)
             return
         await self._submit(
-            key, instance.task, agent, workspace, upload, limits=plan.limits, title=instance.id, images=instance.images
+            *(key, instance.task, agent, workspace, upload),
+            limits=plan.limits,
+            title=instance.id,
+            images=instance.images,
+            rollout=plan.rollout,
         )
 
     async def _fork(self, one: AttemptInFlight, origin: ForkPoint, model: str | None, key: str) -> None:
@@ -243,6 +264,7 @@ class Evaluation:
         title: str,
         limits: Limits | None = None,
         images: Sequence[str] = (),
+        rollout: bool = False,
     ) -> str:
         # Files of an instance are not agent instructions, unless its plan or its set-up says so.
         agent = agent.model_copy(update={"enable_workspace_skills": agent.enable_workspace_skills})
@@ -258,6 +280,7 @@ class Evaluation:
                     title=title[:MAX_TITLE],
                     labels={LABEL: self._plan.name},
                     tenancy=Tenancy(tenant=self._plan.tenant, experiment=self._plan.name, priority="batch"),
+                    rollout=rollout,
                     idempotency_key=key,
                 )
             except AdmissionRefused as refused:

@@ -1,5 +1,7 @@
 r"""Python scorers: functions of the operator that score attempts, as `--scorer FILE.py@FUNCTION`.
 
+An installed module is named as `package.module@function`.
+
     def brevity(attempt):
         return {"metrics": {"lines": attempt.patch.count("\n")}}
 
@@ -11,6 +13,7 @@ Does not: isolate the scorer. It must not run or import files of an attempt.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -98,6 +101,8 @@ def to_absolute_scorer(name: str) -> str:
     path, _, function = name.rpartition("@")
     if not path or not function.isidentifier():
         raise UsageError(f"--scorer {name!r} is not a scorer.", remedy="Write FILE.py@FUNCTION.")
+    if _is_module(path):
+        return name
     return f"{Path(path).resolve()}@{function}"
 
 
@@ -110,11 +115,26 @@ def load_scorers(names: Sequence[str]) -> list[PythonScorer]:
     found = []
     for name in names:
         path, _, function = name.rpartition("@")
-        scorer = getattr(_load_module(Path(path)), function, None)
+        module = _import_module(path) if _is_module(path) else _load_module(Path(path))
+        scorer = getattr(module, function, None)
         if not callable(scorer):
             raise UsageError(f"{path} has no function {function!r}.", remedy="Write --scorer FILE.py@FUNCTION.")
         found.append(PythonScorer(function, scorer))
     return found
+
+
+def _is_module(name: str) -> bool:
+    return not name.endswith(".py") and all(part.isidentifier() for part in name.split("."))
+
+
+def _import_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # any error of the module
+        raise UsageError(
+            f"The scorer {name} cannot be imported: {type(error).__name__}: {str(error)[:300]}.",
+            remedy="Write FILE.py@FUNCTION, or the name of an installed module: package.module@function.",
+        ) from error
 
 
 def _load_module(path: Path) -> Any:

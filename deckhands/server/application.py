@@ -24,6 +24,7 @@ from deckhands.server import (
     runs,
     schedules,
     steering,
+    trajectories,
     verification,
     webhooks,
 )
@@ -43,6 +44,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     conversations.routes,
     steering.routes,
     reasons.routes,
+    trajectories.routes,
     verification.routes,
     events.routes,
     live.routes,

@@ -47,6 +47,7 @@ SCENARIOS = {
     "confirmed": "ask first",
     "late": "come too late",
     "keyed": "have a key",
+    "recorded": "record tokens",
 }
 """What the task of a scenario says; scripts are chosen by it."""
 
@@ -135,6 +136,11 @@ TRIALS: Mapping[str, Trial] = {
     ),
     "acks": Trial(lambda ended: ended.created.acks == "local", {"acks": "local"}),
     "pinned": Trial(lambda ended: ended.created.pinned_version == read_version(), {"pinned_version": "current"}),
+    "rollout": Trial(
+        lambda ended: ended.created.rollout is True and ended.summary.error_code == "tokens_missing",
+        {"rollout": True},
+        "recorded",
+    ),
     "messages": Trial(lambda ended: ended.created.double_texting == "reject", {"double_texting": "reject"}),
 }
 

@@ -33,6 +33,7 @@ class Setup:
         parent: the parent of a delegate; none at `delegate_level` 0.
         forked_at: the last event that a fork shares with its origin; 0 for none.
         pinned_version: the only version of workers that may continue it; empty for any.
+        rollout: the exact tokens of its replies are recorded.
         chosen_id: the event in which a user chose the current agent; 0 for the first event, and for a plan.
     """
 
@@ -47,6 +48,7 @@ class Setup:
     forked_at: int = 0
     chosen_id: int = 0
     pinned_version: str = ""
+    rollout: bool = False
 
 
 def _after_creation(setup: Setup, created: ConversationCreated, state: State) -> Setup:
@@ -63,6 +65,7 @@ def _after_creation(setup: Setup, created: ConversationCreated, state: State) ->
         delegate_level=created.parent.level if created.parent else 0,
         forked_at=created.forked_at,
         pinned_version=created.pinned_version or "",
+        rollout=bool(created.rollout),
     )
 
 

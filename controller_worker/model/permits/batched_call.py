@@ -17,7 +17,7 @@ def is_batched(config: LLMConfig | None, request: ModelRequest, priority: Priori
     """Return whether a call uses the batch API: a step of a conversation without an interactive user."""
     if config is None or config.batch is None:
         return False
-    return request.service == "agent" and priority is Priority.BATCH
+    return request.service == "agent" and priority is Priority.BATCH and request.rollout is None
 
 
 def name_step(call: CallModel) -> str:

@@ -82,6 +82,11 @@ class ChatWire:
                     written[position] = json_bytes(self._value(message, is_marked=True))
         return b'{%b,"messages":[%b]}' % (fields, b",".join(written))
 
+    def list_parts(self, request: ModelRequest) -> tuple[bytes, list[bytes]]:
+        """Return the JSON of the tools, and that of each message, as `write_body` writes them without cache marks."""
+        tools = self._tools.value_of(request.tools, is_strict=False).content if request.tools else b""
+        return tools, self.written.list_bytes(self._separate_images(make_ids_distinct(request.messages)))
+
     def write_values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as plain values."""
         shown = self._separate_images(make_ids_distinct(messages))

@@ -25,6 +25,7 @@ from deckhands.client import (
     conversation_client,
     copy_events,
     lend_upload,
+    load_binary,
     note,
     print_json,
     print_text,
@@ -99,9 +100,11 @@ async def _fork(settings: CliSettings, point: ForkPoint, options: ForkOptions) -
 
 
 async def _create(client: Client, source_id: str, created: ConversationCreated, events: list[Event]) -> None:
+    blobs = await load_binary(client.log, client.archive, source_id, events)
+
     async def create(shards: int) -> None:
         await lend_upload(client.store, client.archive, source_id, created.conversation_id, created.workspace)
-        await client.log.create_from(created, events, key=f"fork:{created.forked_from}", shards=shards)
+        await client.log.create_from(created, events, key=f"fork:{created.forked_from}", shards=shards, blobs=blobs)
 
     await client.store.repeat_if_raised(created.conversation_id, create)
 

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import BinaryIO, TypeVar, cast
 
 from broker.contract import SCHEMA_VERSION, ConversationCreated, DelegateEnded, Event, UploadedSource, codec
 from broker.coordination import StoredFiles
-from broker.log import EventLog
+from broker.log import EventLog, check_blobs, list_binary
 from broker.runtime import CorruptEntry, UnknownConversation, failpoint
 from broker.store import Cipher, Encryption, Store
 from deckhands.client.archive.archived_file import (
@@ -188,6 +188,16 @@ class Archive:
         """
         return await self.call_with_file(conversation_id, lambda found: found.upload(name))
 
+    async def binary_blobs(self, conversation_id: str, events: Iterable[Event]) -> dict[str, bytes]:
+        """Return the blobs of archived events that are bytes, by address; empty if it is not archived.
+
+        Raises:
+            CorruptArchive: the file cannot be used.
+        """
+        addresses = list_binary(events)
+        found = await self.call_with_file(conversation_id, lambda found: found.blobs(addresses)) if addresses else None
+        return found or {}
+
     async def remove(self, conversation_id: str) -> bool:
         """Remove a conversation's file; return whether there was one. Idempotent."""
         return await asyncio.to_thread(self._place.remove, conversation_id)
@@ -203,6 +213,7 @@ class Archive:
                 continue
             contents = await blobs.fetch(conversation_id, [ref.sha256 for ref in event.blobs.values()])
             try:
+                check_blobs(contents, list_binary([event]))
                 codec.restore(event.wire(), contents)
             except CorruptEntry as error:
                 raise CorruptEntry(f"Event {event.id} of {conversation_id}: {error.message}") from error

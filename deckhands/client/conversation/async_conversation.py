@@ -42,6 +42,7 @@ from deckhands.client.tasks import inputs
 from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import UNNAMED_TASK, TaskFields
 from deckhands.client.tasks.tasks import check_task
+from deckhands.client.trajectories import Trajectory
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.verification import Verification
 
@@ -257,6 +258,10 @@ class AsyncConversation(Generic[OutputT]):
     async def verify(self) -> Verification:
         """Check its log against the specification of a log, and return what does not hold."""
         return await (await self._get_client()).verify(self.id)
+
+    async def trajectory(self) -> Trajectory:
+        """Return the exact tokens of a rollout: what the model was shown, and what it sampled, in segments."""
+        return await (await self._get_client()).trajectory(self.id)
 
     async def metrics(self) -> Metrics:
         """Return cost, tokens and latency of every model call."""

@@ -113,6 +113,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
     state = blocking(AsyncConversation.state)
     why = blocking(AsyncConversation.why)
     verify = blocking(AsyncConversation.verify)
+    trajectory = blocking(AsyncConversation.trajectory)
     metrics = blocking(AsyncConversation.metrics)
     pause = blocking(AsyncConversation.pause)
     resume = blocking(AsyncConversation.resume)

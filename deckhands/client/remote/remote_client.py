@@ -30,6 +30,7 @@ from deckhands.client.tasks import inputs
 from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import check_task
+from deckhands.client.trajectories import Trajectory
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.verification import Verification
 from deckhands.client.watcher import Until, Watcher
@@ -188,6 +189,11 @@ class RemoteClient:
         """Return the reasons for a conversation's state; see `Client.why`."""
         answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/why")
         return Why.from_json(answer.json())
+
+    async def trajectory(self, conversation_id: str) -> Trajectory:
+        """Return the exact tokens of a rollout; see `Client.trajectory`."""
+        answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/trajectory")
+        return Trajectory.from_json(answer.json())
 
     async def verify(self, conversation_id: str) -> Verification:
         """Check the log of a conversation; see `Client.verify`."""

@@ -131,6 +131,9 @@ class TaskSpec(BaseModel):
         description="Only controller workers of this version of Deckhands continue it; current stands for the "
         "version that starts it.",
     )
+    rollout: bool = Field(
+        default=False, description="Record the exact tokens of its replies, for training; needs a server that has them."
+    )
     traceparent: Annotated[str, Field(max_length=55)] | None = Field(
         default=None, description="The span that the task belongs to, in the format of W3C Trace Context."
     )
@@ -262,6 +265,7 @@ class TaskFields(TypedDict, total=False):
     double_texting: DoubleTexting | None
     acks: Acks | None
     pinned_version: str | None
+    rollout: bool
     traceparent: str | None
 
 

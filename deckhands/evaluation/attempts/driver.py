@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError, failpoint
@@ -56,8 +56,11 @@ class Driver:
         *,
         on_row: OnRow = lambda _: None,
         on_status: OnStatus = lambda _: None,
+        may_start: Callable[[Attempt], bool] = lambda _: True,
     ) -> None:
         self.plan = plan
+        self._may_start = may_start
+        self._is_started = False
         self._client = client
         self._results = results
         self._act = act
@@ -99,6 +102,7 @@ class Driver:
         if self.plan.until:
             StoppingCriterion.parse(self.plan.until, len(self.plan.models))
         self._rounds = dict((await self._steering.read()).rounds)
+        self._is_started = True
         for attempt in self._all:
             row = self._results.rows.get(attempt.key)
             if row is None or row.round < self._rounds.get(attempt.key, 0):
@@ -200,6 +204,8 @@ class Driver:
             return False
         now, health = SYSTEM_CLOCK.monotonic(), self._health[model]
         if health.is_silent or (self.plan.is_paced and health.must_wait(now, in_flight)):
+            return False
+        if not self._may_start(self._pending[model][0]):
             return False
         health.record_start(now)
         attempt = self._pending[model].popleft()
@@ -425,10 +431,43 @@ class Driver:
                 self._pending[attempt.model].append(attempt)
         await self._cancel([one for one in running if one.attempt.key in self._in_flight], requeues=True)
 
+    async def cut(self, keys: Collection[AttemptKey], cause: str) -> None:
+        """End attempts that have no result yet: their rows are `not-run`, with this cause. Idempotent."""
+        async with self._taking_in:
+            self._end_ended()
+            skipped = []
+            for model, attempts in self._pending.items():
+                skipped += [one for one in attempts if one.key in keys]
+                self._pending[model] = deque(one for one in attempts if one.key not in keys)
+            self._add([build_unscored_row(one, self._rounds.get(one.key, 0), "not-run", cause) for one in skipped])
+            await self._cancel(
+                [one for key, one in self._in_flight.items() if key in keys], requeues=False, cause=cause
+            )
+        self._changed.set()
+
+    async def restart(self, keys: Collection[AttemptKey], round_: int) -> None:
+        """Repeat attempts in a later round, whether they have ended or not. Idempotent."""
+        async with self._taking_in:
+            rounds = dict.fromkeys(keys, round_)
+            await self._steering.set_rounds(rounds)
+            if not self._is_started:  # it has yet to read the rounds
+                return
+            self._rounds |= rounds
+            self._end_ended()
+            running = [one for key, one in self._in_flight.items() if key in keys]
+            waiting = {one.key for attempts in self._pending.values() for one in attempts}
+            waiting |= {one.attempt.key for one in running}
+            self._meter.forget(self._results.rows[key] for key in keys if key in self._results.rows)
+            for attempt in reversed(self._all):
+                if attempt.key in keys and attempt.key not in waiting:
+                    self._pending[attempt.model].appendleft(attempt)
+            await self._cancel(running, requeues=True)
+        self._changed.set()
+
     def _waits(self, key: AttemptKey) -> bool:
         return self._rounds.get(key, 0) > (self._results.rows[key].round if key in self._results.rows else -1)
 
-    async def _cancel(self, those: list[AttemptInFlight], *, requeues: bool) -> None:
+    async def _cancel(self, those: list[AttemptInFlight], *, requeues: bool, cause: str = "cancelled") -> None:
         """End attempts in flight; they are repeated in their next round, or get their rows."""
         those = [one for one in those if one.runner is not None and not one.runner.done()]
         for one in those:
@@ -445,7 +484,7 @@ class Driver:
                 with contextlib.suppress(UsageError):
                     await self._client.cancel(one.conversation_id)
         if not requeues:
-            self._add([one.build_row("not-run", "cancelled") for one in those])
+            self._add([one.build_row("not-run", cause) for one in those])
 
     async def _each(self, ask: Callable[[str], Awaitable[None]]) -> None:
         async def one(conversation_id: str) -> None:

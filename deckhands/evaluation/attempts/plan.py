@@ -37,6 +37,7 @@ class EvaluationPlan:
         dataset: its name, for display only; the instances are in `instances`.
         pool: the pool of tool workers that hold the workspaces; None: the usual one.
         network: whether the commands of agents reach the network; those of checks never do.
+        rollout: whether the exact tokens of the agents' replies are recorded.
         until: the stopping criterion, parsed by `stopping.Until`; empty: when all attempts have ended.
     """
 
@@ -60,6 +61,7 @@ class EvaluationPlan:
     tenant: str = ""
     dataset: str = ""
     network: bool = True
+    rollout: bool = False
 
     @property
     def size(self) -> int:

@@ -63,6 +63,7 @@ FULL = State(
         forked_at=2,
         chosen_id=3,
         pinned_version="0.1.0",
+        rollout=True,
     ),
     lifecycle=Lifecycle(
         agent_state=AgentState.RATE_LIMITED,
@@ -270,7 +271,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
         {
             "setup": (
                 "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id "
-                "pinned_version"
+                "pinned_version rollout"
             ),
             "lifecycle": "agent_state requested ending last_error error_code result_id",
             "greeting": "is_said",

@@ -1,0 +1,308 @@
+"""Calls of a rollout: token in, token out, at servers such as vLLM.
+
+A reply of a rollout comes with the exact tokens of its prompt and of its text. The next prompt consists of the tokens
+recorded so far, the tokens that the chat template puts behind the reply, and the tokens of the new messages; recorded
+tokens are never made from text again. `LLM_ROLLOUT_API` selects how they are sent:
+
+    chat         `/chat/completions` with `return_token_ids`. The server renders each prompt from its messages. If its
+                 tokens do not continue the recorded ones, a new segment starts.
+    chat_tokens  the first prompt as in `chat`; later ones as `tokens` of `/chat/completions/tokens` (prime-rl).
+    completions  all prompts as tokens of `/completions`, with `/tokenize` for the messages. The reply is text, so the
+                 tools are in the prompt as text. A reply that the engine aborts is continued from its own tokens.
+
+Holds: a reply is returned only with one token for each sampled position. A prompt that does not continue the recorded
+tokens has the reason in `ReplyTokens.reason`. The tokens of new messages are rendered behind the reply that they
+follow, and used only if the template renders that reply alone as the beginning of the same text.
+Does not: stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from broker.contract import UNKNOWN_VERSION, TokenRecord, to_runs
+from broker.runtime import Clock
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import MalformedReplyError, ServiceUnavailableError, TokensMissingError
+from controller_worker.providers.llm import ModelRequest, ReplyTokens, TokenPrefix
+from controller_worker.providers.messages.message_memo import json_bytes
+from controller_worker.providers.wires.chat_wire import ChatWire
+from controller_worker.providers.wires.http_transport import HttpTransport
+from controller_worker.providers.wires.raw_client import RawClient
+
+CHAT, CHAT_TOKENS, COMPLETIONS = "chat", "chat_tokens", "completions"
+ABORTED = frozenset({"abort", "aborted"})
+MAX_PIECES = 64
+"""How often an aborted reply is continued."""
+MAX_VERSION = 1 << 31
+_ASKED: Mapping[str, Any] = {"return_token_ids": True}
+_QUESTION = {"role": "user", "content": "?"}
+"""The message before a reply whose continuation is rendered: most templates want one."""
+_REMEDY = (
+    "Use a server that returns token ids and log-probabilities (vLLM 0.10.2 or newer) with the backend openai, or "
+    "submit the task without rollout."
+)
+
+
+class TokenCalls:
+    """Makes the calls of rollouts over the client of an OpenAI-compatible server."""
+
+    def __init__(self, config: LLMConfig, client: RawClient, wire: ChatWire, clock: Clock, key: str) -> None:
+        self._config = config
+        self._client = client
+        self._wire = wire
+        self._root: RawClient | None = None
+        self._clock, self._key = clock, key
+        self._closing: tuple[int, ...] | None = None
+
+    async def ask(
+        self, parameters: Mapping[str, Any], request: ModelRequest, headers: Mapping[str, str]
+    ) -> tuple[Any, Mapping[str, str], int, ReplyTokens]:
+        """Return the reply in the form of a chat completion, its headers, the bytes sent, and its tokens.
+
+        Raises:
+            TokensMissingError: the server returns no tokens.
+            ModelError: the call failed.
+        """
+        prefix = request.rollout
+        assert prefix is not None
+        tools, messages = self._wire.list_parts(request)
+        reason = self._find_break(prefix, tools, messages)
+        known = prefix.tokens if not reason else array("i")
+        api = self._config.rollout_api
+        prompt: array[int] | None = None
+        if api != CHAT and known:
+            prompt = await self._continue_prompt(prefix, messages, headers)
+            reason = "" if prompt is not None else "template"
+        if api == COMPLETIONS:
+            if prompt is None:
+                prompt = array("i", await self._tokenize(_to_values(messages), headers, tools=tools))
+            answer, found, size, sampled = await self._complete(parameters, request, prompt, headers)
+        else:
+            fields = {**parameters, **_ASKED, "logprobs": True}
+            fields |= {"tokens": prompt.tolist()} if prompt is not None else {}
+            body = self._wire.write_body(fields, request)
+            path = "/chat/completions/tokens" if prompt is not None else "/chat/completions"
+            answer, found = await self._client.ask(request, path, body, headers, stream=None)
+            size, sampled = len(body), read_sampled(answer)
+            if _find_finish(answer) in ABORTED:
+                raise ServiceUnavailableError("The engine has aborted the reply.")
+            shown = _find_prompt(answer)
+            if shown is None and prompt is None:
+                raise TokensMissingError(f"The server of {self._config.model!r} returns no tokens.", remedy=_REMEDY)
+            prompt = prompt if shown is None else shown
+        assert prompt is not None
+        if known and not reason and prompt[: len(known)] != known:
+            reason = "retokenized"
+        start = 0 if reason else len(known)
+        tokens = ReplyTokens(
+            TokenRecord(prompt[start:], *sampled),
+            start=start,
+            messages=len(messages),
+            digest=_digest(tools, messages),
+            reason=reason,
+        )
+        return answer, found, size, tokens
+
+    async def aclose(self) -> None:
+        """Close its connections to the server's root."""
+        if self._root is not None:
+            await self._root.aclose()
+
+    def _find_break(self, prefix: TokenPrefix, tools: bytes, messages: Sequence[bytes]) -> str:
+        """Return why the recorded tokens cannot be continued; empty if they can, or if there are none."""
+        if not prefix.tokens:
+            return prefix.hint
+        if prefix.model != self._config.model:
+            return "model_changed"
+        count = prefix.messages
+        follows = len(messages) > count and json.loads(messages[count])["role"] == "assistant"
+        if not follows or _digest(tools, messages[:count]) != prefix.digest:
+            return prefix.hint or "history_changed"
+        return ""
+
+    async def _continue_prompt(
+        self, prefix: TokenPrefix, messages: Sequence[bytes], headers: Mapping[str, str]
+    ) -> array[int] | None:
+        """Return the recorded tokens with those of the new messages; None if the template allows none."""
+        reply, *new = _to_values(messages[prefix.messages :])
+        before = [_QUESTION, reply]
+        base = await self._tokenize(before, headers, is_open=False)
+        whole = await self._tokenize([*before, *new], headers)
+        if whole[: len(base)] != base:
+            return None
+        closing = await self._load_closing(headers)
+        # The engine returns the token that ended the reply, which is the first of those that the template puts there.
+        for size in range(len(closing), -1, -1):
+            if size == 0 or tuple(prefix.tokens[-size:]) == closing[:size]:
+                return prefix.tokens + array("i", [*closing[size:], *whole[len(base) :]])
+        raise AssertionError("the last size always matches")
+
+    async def _load_closing(self, headers: Mapping[str, str]) -> tuple[int, ...]:
+        """Return the tokens that the template puts behind each reply: those that two different replies end with."""
+        if self._closing is None:
+            ends = [
+                await self._tokenize([_QUESTION, {"role": "assistant", "content": text}], headers, is_open=False)
+                for text in ("A", "7")
+            ]
+            size = 0
+            while size < min(map(len, ends)) and ends[0][-1 - size] == ends[1][-1 - size]:
+                size += 1
+            self._closing = tuple(ends[0][len(ends[0]) - size :])
+        return self._closing
+
+    async def _tokenize(
+        self, messages: Sequence[Any], headers: Mapping[str, str], *, tools: bytes = b"", is_open: bool = True
+    ) -> list[int]:
+        """Return the tokens of messages as the server's chat template renders them."""
+        model = self._config.model
+        provider, _, rest = model.partition("/")
+        fields: dict[str, Any] = {
+            "model": rest if rest and provider in ("openai", "custom_openai", "hosted_vllm") else model,
+            "messages": list(messages),
+            "add_generation_prompt": is_open,
+        }
+        if tools:
+            fields["tools"] = json.loads(tools)
+        content = await self._get_root().request("POST", "/tokenize", headers, content=json_bytes(fields))
+        try:
+            return _to_ids(json.loads(content)["tokens"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise MalformedReplyError(f"The answer of /tokenize has no tokens: {error!r}.") from error
+
+    def _get_root(self) -> RawClient:
+        """Return a client of the server's root, where `/tokenize` is."""
+        if self._root is None:
+            address = urlsplit(self._config.base_url or "")
+            root = address._replace(path=address.path.rstrip("/").removesuffix("/v1")).geturl()
+            config = self._config.model_copy(update={"base_url": root})
+            self._root = RawClient(HttpTransport(config, self._key), config, self._clock)
+        return self._root
+
+    async def _complete(
+        self, parameters: Mapping[str, Any], request: ModelRequest, prompt: array[int], headers: Mapping[str, str]
+    ) -> tuple[Any, Mapping[str, str], int, tuple[array[int], array[float], tuple[tuple[int, int], ...]]]:
+        """Sample a reply from tokens. If the engine aborts it, continue from the tokens sampled so far."""
+        fields = {name: value for name, value in parameters.items() if name != "max_completion_tokens"}
+        limit = parameters.get("max_completion_tokens", parameters.get("max_tokens"))
+        stops = {"stop": list(request.stop)} if request.stop else {}
+        ids, logprobs, versions, texts = array("i"), array("f"), list[int](), list[str]()
+        for _ in range(MAX_PIECES):
+            left = {} if limit is None else {"max_tokens": max(1, int(limit) - len(ids))}
+            body = json_bytes({**fields, **left, **stops, **_ASKED, "logprobs": 1, "prompt": (prompt + ids).tolist()})
+            answer, found = await self._client.ask(request, "/completions", body, headers, stream=None)
+            is_aborted = _find_finish(answer) in ABORTED
+            piece = read_sampled(answer, may_be_empty=is_aborted)
+            ids, logprobs = ids + piece[0], logprobs + piece[1]
+            versions += [version for count, version in piece[2] for _ in range(count)]
+            texts.append(str(answer["choices"][0].get("text") or ""))
+            if not is_aborted:
+                break
+        else:
+            raise ServiceUnavailableError("The engine aborts the reply again and again.")
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
+        choice = {"index": 0, "message": {"role": "assistant", "content": "".join(texts)}}
+        choice["finish_reason"] = _find_finish(answer)
+        whole = {"id": answer.get("id"), "model": answer.get("model"), "choices": [choice], "usage": usage}
+        return whole, found, len(body), (ids, logprobs, to_runs(versions))
+
+
+def read_sampled(
+    answer: Any, *, may_be_empty: bool = False
+) -> tuple[array[int], array[float], tuple[tuple[int, int], ...]]:
+    """Return the sampled tokens of an answer, their log-probabilities, and the runs of their versions.
+
+    vLLM: `token_ids` and `logprobs` of the choice. SGLang: `meta_info.output_token_logprobs` and
+    `meta_info.weight_version`. Versions for each token, as AReaL names them: `output_versions`.
+
+    Raises:
+        TokensMissingError: it has none.
+        MalformedReplyError: they are not one number for each token.
+    """
+    try:
+        choice = answer["choices"][0]
+        about = choice.get("meta_info") or answer.get("meta_info") or {}
+        if isinstance(given := about.get("output_token_logprobs"), list):
+            ids, logprobs = _to_ids([row[1] for row in given]), [row[0] for row in given]
+        elif isinstance(given := choice.get("token_ids"), list):
+            ids, logprobs = _to_ids(given), _list_logprobs(choice.get("logprobs"))
+        else:
+            raise TokensMissingError("The server returns no token ids.", remedy=_REMEDY)
+        if not ids and not may_be_empty:
+            raise TokensMissingError("The server returns no token of the reply.", remedy=_REMEDY)
+        if logprobs and len(logprobs) != len(ids):
+            raise MalformedReplyError(f"The reply has {len(ids)} tokens and {len(logprobs)} log-probabilities.")
+        numbers = [math.nan if one is None else float(one) for one in logprobs or [None] * len(ids)]
+        return array("i", ids), array("f", numbers), to_runs(_list_versions(answer, choice, about, len(ids)))
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise MalformedReplyError(f"The tokens of the reply cannot be read: {error!r}.") from error
+
+
+def _list_logprobs(given: Any) -> list[Any]:
+    if not given:
+        return []
+    if "content" in given:
+        return [one["logprob"] for one in given["content"] or ()]
+    return list(given.get("token_logprobs") or ())
+
+
+def _list_versions(
+    answer: Mapping[str, Any], choice: Mapping[str, Any], about: Mapping[str, Any], count: int
+) -> list[int]:
+    each = choice.get("output_versions") or answer.get("output_versions")
+    if isinstance(each, list) and len(each) == count:
+        return [_to_version(one) for one in each]
+    places = (about, choice, answer)
+    names = ("weight_version", "policy_version")
+    given = next((place[name] for place in places for name in names if place.get(name) is not None), None)
+    return [_to_version(given)] * count
+
+
+def _to_version(given: Any) -> int:
+    """Return a version; one that is not a number is unknown."""
+    try:
+        version = int(given)
+    except (TypeError, ValueError, OverflowError):
+        return UNKNOWN_VERSION
+    return version if 0 <= version < MAX_VERSION else UNKNOWN_VERSION
+
+
+def _find_prompt(answer: Any) -> array[int] | None:
+    """Return the tokens of the prompt as the server used them; None if it does not name them."""
+    try:
+        given = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
+        return array("i", _to_ids(given)) if given else None
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise MalformedReplyError(f"The tokens of the prompt cannot be read: {error!r}.") from error
+
+
+def _find_finish(answer: Any) -> str:
+    try:
+        reason = answer["choices"][0].get("finish_reason")
+    except (LookupError, TypeError, AttributeError):
+        return ""  # the reader of the reply reports it
+    return str(reason.get("type") if isinstance(reason, dict) else reason or "")
+
+
+def _to_ids(given: Sequence[Any]) -> list[int]:
+    if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < MAX_VERSION for one in given):
+        raise ValueError("a token is not an id")
+    return list(given)
+
+
+def _to_values(messages: Sequence[bytes]) -> list[Any]:
+    return [json.loads(message) for message in messages]
+
+
+def _digest(tools: bytes, messages: Sequence[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=12)
+    for part in (tools, *messages):
+        found.update(len(part).to_bytes(4, "big"))
+        found.update(part)
+    return found.hexdigest()

@@ -1,0 +1,8 @@
+"""Rollouts for training: groups of trajectories with exact tokens, delivered as a stream.
+
+Start with: run.
+"""
+
+from lazy_loader import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -1,0 +1,437 @@
+"""The driver of a rollout run: an evaluation whose attempts are trajectories, and the groups made of them.
+
+Holds: what it knows is in the store and in the logs. If it dies, another one continues: attempts are found by their
+idempotency keys, and delivered groups by their ids. A group is delivered once, with trajectories of one round, none of
+them older than `max_staleness` allows at that time. The oldest group that is not delivered bounds how far ahead others
+start and are delivered.
+Does not: hold tokens in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from broker.contract import AgentSpec, Limits, ModelReply
+from broker.runtime import CorruptEntry, DeckhandsError, UnknownConversation, UsageError, failpoint
+from deckhands.client import Client
+from deckhands.evaluation import (
+    MAX_SCORE,
+    Attempt,
+    AttemptKey,
+    AttemptRow,
+    Evaluation,
+    EvaluationPlan,
+    EvaluationSteering,
+    Instance,
+    Results,
+    ResultsInUse,
+    load_scorers,
+    read_dataset,
+    select_instances,
+)
+from deckhands.rollouts.record import ENDED, OVER, RunRecord, RunState
+from deckhands.rollouts.spec import CHECK, CRITIC, RolloutSpec
+
+CONSUMERS = "trainer"
+"""The group of consumers whose acknowledgements bound how many groups start."""
+TICK_SECONDS = 0.2
+STANDBY_SECONDS = 1.0
+RENEW_SECONDS = 2.0
+ROWS, RESULTS = "prompts.jsonl", "results.jsonl"
+USABLE = frozenset({"resolved", "unresolved", "refused", "limit"})
+CUT, DELIVERED, STALE, TOO_SMALL = "cut", "delivered", "stale", "too_small"
+
+
+class LeaseLost(Exception):
+    """Another driver has taken over."""
+
+
+@dataclass(slots=True)
+class GroupInFlight:
+    """A group that is not delivered yet.
+
+    Attributes:
+        index: its place in the order of the run.
+        keys: its attempts.
+        round: how often it was restarted.
+        started: when its round started, and at which version; None: it has not.
+        is_over: it is delivered, or was given up.
+    """
+
+    index: int
+    instance: Instance
+    keys: frozenset[AttemptKey]
+    round: int = 0
+    started: tuple[float, int] | None = None
+    is_over: bool = False
+
+    @property
+    def id(self) -> str:
+        """Its id: a restarted group has another one."""
+        return f"{self.instance.id}-r{self.round}"
+
+
+@dataclass(slots=True)
+class RolloutDriver:
+    """Drives one run; see `drive`."""
+
+    client: Client
+    record: RunRecord
+    spec: RolloutSpec
+    results: Results
+    plan: EvaluationPlan
+    lease: str
+    groups: list[GroupInFlight]
+    state: RunState = field(default_factory=RunState)
+    waiting: int = 0
+    is_finished: bool = False
+    _evaluation: Evaluation | None = None
+    _is_ready: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _finished: dict[AttemptKey, int] = field(default_factory=dict)
+    _opening: set[int] = field(default_factory=set)
+    _by_instance: dict[str, GroupInFlight] = field(default_factory=dict)
+    _read_events: int = 0
+    _replies: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Run until each group is delivered and acknowledged, or given up.
+
+        Raises:
+            LeaseLost: another driver has taken over.
+        """
+        await self._start()
+        ticker = asyncio.create_task(self._tick_on())
+        try:
+            while not self.is_finished:
+                self._evaluation = Evaluation(
+                    self.client, self.plan, self.results, on_row=self._on_row, may_start=self._may_start
+                )
+                evaluating = asyncio.create_task(self._evaluation.run())
+                self._changed.clear()
+                await asyncio.wait([evaluating, ticker], return_when=asyncio.FIRST_COMPLETED)
+                if ticker.done() and not evaluating.done():
+                    evaluating.cancel()
+                    await asyncio.gather(evaluating, return_exceptions=True)
+                else:
+                    await evaluating
+                if ticker.done():
+                    await ticker
+                    return
+                self._evaluation = None
+                waiting = asyncio.create_task(self._changed.wait())
+                await asyncio.wait([waiting, ticker], return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+        finally:
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
+
+    def _on_row(self, row: AttemptRow) -> None:
+        self._finished[row.key] = len(self._finished)
+        self._replies.pop(row.conversation_id, None)
+
+    def _may_start(self, attempt: Attempt) -> bool:
+        """Return whether the next trajectory may start: its group is in the window, and the trainer keeps up."""
+        if not self._is_ready:
+            return False
+        group = self._by_instance[attempt.instance.id]
+        if group.started is not None:
+            return True
+        oldest = next((one.index for one in self.groups if not one.is_over), group.index)
+        open_groups = self.waiting + sum(
+            not one.is_over and (one.started is not None or one.index in self._opening) for one in self.groups
+        )
+        if group.index >= oldest + self.spec.window or open_groups >= self.spec.waiting:
+            return group.index in self._opening
+        self._opening.add(group.index)
+        return True
+
+    async def _start(self) -> None:
+        """Read what earlier drivers have done; attempts of groups that are over do not start again."""
+        await self.record.join(CONSUMERS)
+        await self._refresh()
+        rounds = (await EvaluationSteering(self.client.store, self.plan.name).read()).rounds
+        delivered = {one["id"] for one in self.record.delivered}
+        given_up = {one.get("instance") for one in self.record.events if one["kind"] == "given_up"}
+        rows = []
+        for group in self.groups:
+            self._by_instance[group.instance.id] = group
+            group.round = max((rounds.get(key, 0) for key in group.keys), default=0)
+            if group.id in delivered or group.instance.id in given_up:
+                group.is_over = True
+                rows += [
+                    AttemptRow(
+                        instance=instance, model=model, attempt=number, outcome="not-run", cause=DELIVERED,
+                        round=group.round,
+                    )
+                    for model, instance, number in sorted(group.keys)
+                    if (row := self.results.rows.get((model, instance, number))) is None or row.round < group.round
+                ]  # fmt: skip
+            elif any(self._is_current(group, key) for key in group.keys):
+                group.started = await self.record.note_start(group.id, self.state.version)
+        self.results.add_all(rows)
+        self._is_ready = True
+
+    async def _tick_on(self) -> None:
+        renewed = 0.0
+        clock = self.client.store.clock
+        while True:
+            if clock.monotonic() - renewed > RENEW_SECONDS:
+                if not await self.record.renew_lease(self.lease):
+                    raise LeaseLost
+                renewed = clock.monotonic()
+            await self._tick()
+            if self.is_finished:
+                return
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _tick(self) -> None:
+        await self._refresh()
+        for index in sorted(self._opening):
+            self.groups[index].started = await self.record.note_start(self.groups[index].id, self.state.version)
+        self._opening.clear()
+        await self._take_dropped()
+        if self.state.state not in ENDED:
+            oldest = next((one.index for one in self.groups if not one.is_over), len(self.groups))
+            for group in self.groups[oldest : oldest + self.spec.window]:
+                if not group.is_over and group.started is not None:
+                    await self._advance(group)
+        is_ended = self.state.state in ENDED
+        if is_ended or (all(one.is_over for one in self.groups) and not self.waiting):
+            if not is_ended:
+                await self.record.set_state(OVER)
+            self.is_finished = True
+
+    async def _refresh(self) -> None:
+        await self.record.refresh()
+        self.state = await self.record.load_state()
+        self.waiting = await self.record.count_waiting(CONSUMERS)
+
+    async def _take_dropped(self) -> None:
+        """Restart groups that the reader found too old."""
+        new = self.record.events[self._read_events :]
+        self._read_events = len(self.record.events)
+        names = {str(one.get("group")) for one in new if one["kind"] == "dropped" and one.get("by") == "reader"}
+        for group in self.groups:
+            if group.is_over and group.id in names:
+                await self._restart(group, STALE, is_told=True)
+
+    async def _advance(self, group: GroupInFlight) -> None:
+        """Deliver a group, cut its stragglers, or restart it."""
+        assert group.started is not None
+        at, version = group.started
+        if self._is_stale(version):
+            await self._restart(group, STALE)
+            return
+        rows = [self.results.rows[key] for key in group.keys if self._is_current(group, key)]
+        usable = await self._list_usable(rows)
+        now = self.client.store.clock.now().timestamp()
+        is_late = self.spec.group_seconds is not None and now - at > self.spec.group_seconds
+        is_complete = len(usable) >= self.spec.group_size
+        if not is_complete and not is_late and len(rows) < len(group.keys):
+            return
+        if len(usable) < self.spec.smallest_group:
+            await self._restart(group, TOO_SMALL)
+            return
+        chosen = sorted(usable, key=self._place)[: self.spec.group_size]
+        trajectories = [self._describe(row) for row in sorted(chosen, key=lambda row: row.attempt)]
+        oldest = min((one["min_version"] for one in trajectories if one["min_version"] is not None), default=version)
+        if self._is_stale(oldest):
+            await self._restart(group, STALE)
+            return
+        about = {
+            "id": group.id, "run": self.record.name, "index": group.index, "instance": group.instance.id,
+            "round": group.round, "version": self.state.version, "min_version": oldest, "trajectories": trajectories,
+        }  # fmt: skip
+        failpoint("rollouts.before_delivery")
+        await self.record.deliver(about)
+        failpoint("rollouts.after_delivery")
+        group.is_over = True
+        self.waiting += 1
+        for row in usable:
+            self._replies.pop(row.conversation_id, None)
+        await self._cut(group)
+        self._changed.set()
+
+    async def _restart(self, group: GroupInFlight, reason: str, *, is_told: bool = False) -> None:
+        """Repeat a group in its next round, or give it up."""
+        if not is_told:
+            await self.record.add_event("dropped", group=group.id, reason=reason, by="driver")
+        if group.round >= self.spec.retries:
+            await self.record.add_event("given_up", group=group.id, instance=group.instance.id, reason=reason)
+            group.is_over = True
+            await self._cut(group)
+            return
+        next_round = group.round + 1
+        group.round, group.started, group.is_over = next_round, None, False
+        if self._evaluation is not None:
+            await self._evaluation.restart(group.keys, next_round)
+        else:
+            steering = EvaluationSteering(self.client.store, self.plan.name)
+            await steering.set_rounds(dict.fromkeys(group.keys, next_round))
+        self._changed.set()
+
+    async def _cut(self, group: GroupInFlight) -> None:
+        if self._evaluation is not None:
+            await self._evaluation.cut(group.keys, CUT)
+
+    def _is_stale(self, version: int) -> bool:
+        most = self.spec.max_staleness
+        return most is not None and self.state.version - version > most
+
+    def _is_current(self, group: GroupInFlight, key: AttemptKey) -> bool:
+        row = self.results.rows.get(key)
+        return row is not None and row.round == group.round
+
+    def _place(self, row: AttemptRow) -> int:
+        return self._finished.get(row.key, -1)
+
+    async def _list_usable(self, rows: Sequence[AttemptRow]) -> list[AttemptRow]:
+        """Return the rows of trajectories that count: they have tokens, and reached no limit unless such ones count."""
+        found = []
+        for row in rows:
+            is_kept = row.outcome in USABLE and (row.outcome != "limit" or self.spec.partial == "keep")
+            if not is_kept or not row.conversation_id:
+                continue
+            if row.conversation_id not in self._replies:
+                self._replies[row.conversation_id] = await self._read_replies(row.conversation_id)
+            if self._replies[row.conversation_id]["sampled"]:
+                found.append(row)
+        return found
+
+    async def _read_replies(self, conversation_id: str) -> dict[str, Any]:
+        try:
+            events = await self.client.events(conversation_id, is_lenient=True)
+        except (UnknownConversation, CorruptEntry):
+            events = []
+        tokens = [one.tokens for one in events if isinstance(one, ModelReply) and one.tokens is not None]
+        oldest = [one.min_version for one in tokens if one.min_version is not None]
+        newest = [one.max_version for one in tokens if one.max_version is not None]
+        return {
+            "sampled": sum(one.sampled for one in tokens),
+            "min_version": min(oldest, default=None),
+            "max_version": max(newest, default=None),
+            "segments": sum(one.start == 0 for one in tokens),
+        }
+
+    def _describe(self, row: AttemptRow) -> dict[str, Any]:
+        reward, parts = compute_reward(row, self.spec, has_check=row.outcome in ("resolved", "unresolved"))
+        return {
+            "conversation_id": row.conversation_id,
+            "attempt": row.attempt,
+            "reward": reward,
+            "rewards": parts,
+            "step_rewards": row.step_rewards,
+            "outcome": row.outcome,
+            "cause": row.cause,
+            "is_partial": row.outcome == "limit",
+            **self._replies[row.conversation_id],
+        }
+
+
+def compute_reward(row: AttemptRow, spec: RolloutSpec, *, has_check: bool) -> tuple[float, dict[str, float]]:
+    """Return the reward of a trajectory, and its parts by name.
+
+    The only part is the reward as it is; of several parts, it is the sum with the weights of the specification.
+    """
+    names = [name.rpartition("@")[2] for name in spec.scorers]
+    parts = {name: row.metrics[name] for name in names if name in row.metrics}
+    if spec.critic and row.score is not None:
+        parts[CRITIC] = row.score / MAX_SCORE
+    decides = not spec.scorers and not spec.critic
+    if has_check and (decides or CHECK in spec.weights):
+        resolved = float(row.outcome == "resolved")
+        parts[CHECK] = resolved if row.reward is None or not decides else row.reward
+    if not parts:
+        return row.reward or 0.0, {}
+    return sum(value * spec.weights.get(name, 1.0) for name, value in parts.items()), parts
+
+
+async def drive(client: Client, name: str, directory: Path) -> bool:
+    """Drive a run until it is over; return False at once if another driver does.
+
+    Raises:
+        UsageError: there is no such run, or its prompts cannot be read here.
+        StoreError: the store cannot be used.
+    """
+    record = RunRecord(client.store, name)
+    spec = await record.load_spec()
+    if (await record.load_state()).state in ENDED:
+        return True
+    lease = await record.take_lease()
+    if not lease:
+        return False
+    try:
+        await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+        instances = await asyncio.to_thread(read_prompts, spec, directory)
+        plan = build_plan(name, spec, instances)
+        groups = [
+            GroupInFlight(index, one, frozenset((spec.model, one.id, number) for number in range(1, plan.attempts + 1)))
+            for index, one in enumerate(instances)
+        ]
+        with Results(directory / RESULTS) as results:
+            await RolloutDriver(client, record, spec, results, plan, lease, groups).run()
+    except (LeaseLost, ResultsInUse):
+        return False
+    finally:
+        with contextlib.suppress(DeckhandsError):
+            await record.end_lease(lease)
+    return True
+
+
+async def drive_on(client: Client, name: str, directory: Path) -> None:
+    """Drive a run, or stand by while another driver does, until it is over. Raises the errors of `drive`."""
+    while not await drive(client, name, directory):  # noqa: ASYNC110  (the lease of another process has no event here)
+        await asyncio.sleep(STANDBY_SECONDS)
+
+
+def build_plan(name: str, spec: RolloutSpec, instances: Sequence[Instance]) -> EvaluationPlan:
+    """Return the evaluation whose attempts are the trajectories of a run."""
+    return EvaluationPlan(
+        name,
+        instances,
+        [spec.model],
+        attempts=spec.attempts,
+        agent=AgentSpec(name=spec.agent),
+        limits=Limits(max_iterations=spec.max_iterations, max_seconds=spec.trajectory_seconds),
+        at_once=spec.at_once,
+        retries=spec.retries,
+        critic=spec.critic,
+        scorers=load_scorers(spec.scorers),
+        is_paced=False,
+        tenant=spec.tenant,
+        dataset=spec.prompts if isinstance(spec.prompts, str) else "rollouts",
+        network=spec.network,
+        rollout=True,
+    )
+
+
+def read_prompts(spec: RolloutSpec, directory: Path) -> list[Instance]:
+    """Return the prompts of a run, in order: all of an epoch before those of the next one.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
+    name: str | Path = spec.prompts if isinstance(spec.prompts, str) else directory / ROWS
+    if not isinstance(spec.prompts, str):
+        _write_rows(spec.prompts, directory / ROWS)
+    found = read_dataset(name, is_scored=bool(spec.critic or spec.scorers))
+    chosen = select_instances(found, only=spec.only, part=spec.part, shuffle=spec.shuffle, seed=spec.seed)
+    if spec.epochs == 1:
+        return chosen
+    return [replace(one, id=f"{one.id}.e{epoch}") for epoch in range(1, spec.epochs + 1) for one in chosen]
+
+
+def _write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    try:
+        path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), encoding="utf-8")
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"A row of the prompts is not JSON: {error}.", remedy="Pass mappings.") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.", remedy="Name another directory.") from error

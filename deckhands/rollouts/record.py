@@ -1,0 +1,286 @@
+"""The record of a rollout run in the store: its specification, its events, and the groups that were delivered.
+
+Holds: the stream of groups is what was delivered. The number of an entry is the number of its delivery, and the store
+refuses a number that is taken; so two drivers at once deliver each group once. Entries stay after their
+acknowledgement. The version of the policy never decreases.
+Does not: hold tokens; a group names its conversations, whose logs have them.
+Keys: `deck:{0}:rollouts`, `deck:{0}:rollout:<name>`, and its `:events`, `:groups` and `:driver`. Kept for a month.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from broker.runtime import StoreRefused, UsageError, is_conversation_id, new_key
+from broker.store import Store, decode_fields
+from deckhands.rollouts.spec import RolloutSpec
+
+KEPT_SECONDS = 30 * 86_400
+LEASE_MILLISECONDS = 10_000
+PAGE = 500
+MAX_VERSION = (1 << 31) - 1
+RUNNING, PAUSED, ABORTED, OVER = "running", "paused", "aborted", "over"
+ENDED = frozenset({ABORTED, OVER})
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The state of a run.
+
+    Attributes:
+        state: `running`, `paused`, `aborted` or `over`.
+        version: the version of the policy that the trainer has announced last.
+        is_driven: a driver is at work.
+    """
+
+    state: str = RUNNING
+    version: int = 0
+    is_driven: bool = False
+
+
+class RunRecord:
+    """The record of one run.
+
+    Attributes:
+        delivered: the groups that were delivered, in order; read by `refresh`.
+        events: the events of the run so far; read by `refresh`.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        if not is_conversation_id(name):
+            raise UsageError(
+                f"{name[:100]!r} cannot be the name of a rollout run.", remedy="Use letters, digits, '-' and '_'."
+            )
+        self.name = name
+        self.delivered: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self._store = store
+        keys = store.all_shards[0]
+        self._index = keys.rollouts
+        self._hash = keys.rollout(name)
+        self._events_key = keys.rollout_events(name)
+        self._groups_key = keys.rollout_groups(name)
+        self._lease_key = keys.rollout_driver(name)
+        self._last_event = "0-0"
+        self._last_group = 0
+        self._ids: set[str] = set()
+
+    async def create(self, spec: RolloutSpec) -> bool:
+        """Record a specification; return whether the run is new. Idempotent.
+
+        Raises:
+            UsageError: there is a run of this name with another specification.
+        """
+        text = spec.model_dump_json()
+        is_new = bool(await self._store.call("HSETNX", self._hash, "spec", text))
+        if not is_new and await self.load_spec() != spec:
+            raise UsageError(
+                f"There is a rollout run {self.name} with another specification.",
+                remedy="Choose another name, or continue that one with its specification.",
+            )
+        await self._store.call("HSETNX", self._hash, "created", self._now())
+        await self._touch()
+        if is_new:
+            await self.add_event("started")
+        return is_new
+
+    async def load_spec(self) -> RolloutSpec:
+        """Return the specification.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        text = await self._store.call("HGET", self._hash, "spec")
+        if text is None:
+            raise UsageError(f"There is no rollout run {self.name}.", remedy="`deckhands rollouts ls` lists them.")
+        try:
+            return RolloutSpec.model_validate_json(text)
+        except ValidationError as error:
+            raise UsageError(f"The specification of the rollout run {self.name} cannot be read.") from error
+
+    async def load_state(self) -> RunState:
+        """Return the state of the run."""
+        fields = decode_fields(await self._store.call("HGETALL", self._hash))
+        version = fields.get("version", "0")
+        state = fields.get("state", RUNNING)
+        is_driven = await self._store.call("EXISTS", self._lease_key)
+        return RunState(
+            state if state in (RUNNING, PAUSED, *ENDED) else RUNNING,
+            int(version) if version.isdecimal() and int(version) <= MAX_VERSION else 0,
+            bool(is_driven),
+        )
+
+    async def set_state(self, state: str, **fields: Any) -> None:
+        """Record another state, and the event of it."""
+        await self._store.call("HSET", self._hash, "state", state)
+        await self.add_event(state, **fields)
+
+    async def set_version(self, version: int) -> None:
+        """Record the version of the policy that the engines have from now on.
+
+        Raises:
+            UsageError: it is not a version, or an older one.
+        """
+        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
+            raise UsageError(f"{version!r} is not a version of the policy.", remedy="Pass 1, 2, 3 and so on.")
+        known = (await self.load_state()).version
+        if version < known:
+            raise UsageError(f"The policy is at version {known} already.", remedy="Pass a later version.")
+        await self._store.call("HSET", self._hash, "version", version)
+        await self.add_event("weights_changed", version=version)
+
+    async def add_event(self, kind: str, **fields: Any) -> None:
+        """Append an event of the run."""
+        about = json.dumps({"kind": kind, "at": self._now(), **fields})
+        await self._store.call("XADD", self._events_key, "*", "event", about)
+        await self._touch()
+
+    async def note_start(self, group_id: str, version: int) -> tuple[float, int]:
+        """Return when a group has started, by the store's clock, and at which version; record it if it is new."""
+        about = json.dumps([self._now(), version])
+        await self._store.call("HSETNX", self._hash, f"started:{group_id}", about)
+        try:
+            at, found = json.loads(await self._store.call("HGET", self._hash, f"started:{group_id}"))
+            return float(at), int(found)
+        except (TypeError, ValueError):
+            return self._now(), version
+
+    async def refresh(self) -> None:
+        """Read the groups and events that are new."""
+        while True:
+            rows = await self._store.call("XRANGE", self._groups_key, f"({self._last_group}-0", "+", "COUNT", PAGE)
+            for entry_id, fields in rows:
+                self._last_group = int(entry_id.partition(b"-")[0])
+                group = parse_group(fields)
+                if group is not None:
+                    self._ids.add(group["id"])
+                    self.delivered.append(group)
+            if len(rows) < PAGE:
+                break
+        while True:
+            rows = await self._store.call("XRANGE", self._events_key, f"({self._last_event}", "+", "COUNT", PAGE)
+            for entry_id, fields in rows:
+                self._last_event = entry_id.decode()
+                self.events += _parse_event(fields)
+            if len(rows) < PAGE:
+                break
+
+    async def deliver(self, group: Mapping[str, Any]) -> None:
+        """Add a group to the stream, once, whatever other drivers do. Idempotent."""
+        text = json.dumps(group)
+        while group["id"] not in self._ids:
+            try:
+                await self._store.call("XADD", self._groups_key, f"{self._last_group + 1}-0", "group", text)
+            except StoreRefused:  # another driver was faster, or the reply to this call was lost
+                before = self._last_group
+                await self.refresh()
+                if self._last_group == before:
+                    raise
+            else:
+                await self.refresh()
+        await self._touch()
+
+    async def count_waiting(self, consumers: str) -> int:
+        """Return how many groups are delivered and not acknowledged by a group of consumers."""
+        if not self._last_group:
+            return 0
+        for row in await self._store.call("XINFO", "GROUPS", self._groups_key):
+            about = dict(zip(row[::2], row[1::2], strict=True))
+            if about[b"name"] == consumers.encode():
+                read = int(about[b"last-delivered-id"].partition(b"-")[0])
+                return int(about[b"pending"]) + self._last_group - read
+        return self._last_group
+
+    async def join(self, consumers: str) -> None:
+        """Create a group of consumers that reads from the first group on. Idempotent."""
+        try:
+            await self._store.call("XGROUP", "CREATE", self._groups_key, consumers, "0", "MKSTREAM")
+        except StoreRefused as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def read_groups(self, consumers: str, consumer: str, *, limit: int) -> list[tuple[str, dict[str, Any]]]:
+        """Return entries for a consumer: those that it has not acknowledged, then new ones. Idempotent."""
+        head = ("XREADGROUP", "GROUP", consumers, consumer, "COUNT")
+        tail = ("STREAMS", self._groups_key)
+        found: list[Any] = []
+        await self._store.call(*head, limit, *tail, ">")  # they are pending then, and read with the earlier ones
+        after = "0"
+        while True:
+            reply = await self._store.call(*head, PAGE, *tail, after)
+            rows = reply[0][1] if reply else []
+            found += rows
+            if len(rows) < PAGE:
+                break
+            after = rows[-1][0]
+        entries = []
+        for entry_id, fields in found:
+            group = parse_group(fields or [])
+            if group is None:
+                await self.acknowledge(consumers, entry_id.decode())
+            else:
+                entries.append((entry_id.decode(), group))
+        return entries
+
+    async def acknowledge(self, consumers: str, entry_id: str) -> None:
+        """Acknowledge an entry. Idempotent."""
+        await self._store.call("XACK", self._groups_key, consumers, entry_id)
+
+    async def take_lease(self) -> str:
+        """Become the driver; return the lease, or an empty text if there is another driver."""
+        lease = new_key()
+        taken = await self._store.call("SET", self._lease_key, lease, "NX", "PX", LEASE_MILLISECONDS)
+        return lease if taken is not None or await self.renew_lease(lease) else ""
+
+    async def renew_lease(self, lease: str) -> bool:
+        """Return whether the lease still holds, and extend it."""
+        if await self._store.call("GET", self._lease_key) != lease.encode():
+            return False
+        await self._store.call("PEXPIRE", self._lease_key, LEASE_MILLISECONDS)
+        return True
+
+    async def end_lease(self, lease: str) -> None:
+        """Let another driver continue at once."""
+        if await self.renew_lease(lease):
+            await self._store.call("DEL", self._lease_key)
+
+    async def _touch(self) -> None:
+        commands: list[tuple[str | float, ...]] = [
+            ("ZADD", self._index, round(self._now() * 1_000), self.name),
+            ("EXPIRE", self._index, KEPT_SECONDS),
+            *(("EXPIRE", key, KEPT_SECONDS) for key in (self._hash, self._events_key, self._groups_key)),
+        ]
+        await self._store.call_many(commands)
+
+    def _now(self) -> float:
+        return round(self._store.clock.now().timestamp(), 3)
+
+
+async def list_runs(store: Store) -> list[str]:
+    """Return the names of the runs, the latest change first."""
+    names = await store.call("ZREVRANGE", store.all_shards[0].rollouts, 0, -1)
+    return [name for name in (one.decode(errors="replace") for one in names) if is_conversation_id(name)]
+
+
+def parse_group(fields: list[bytes]) -> dict[str, Any] | None:
+    """Return the group of an entry; None if another program wrote something else there."""
+    try:
+        found = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"group"])
+        is_group = isinstance(found["id"], str) and isinstance(found["index"], int)
+        is_group = is_group and all(isinstance(one["conversation_id"], str) for one in found["trajectories"])
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return None
+    return found if is_group else None
+
+
+def _parse_event(fields: list[bytes]) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"event"])
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return []
+    return [found] if isinstance(found, dict) and isinstance(found.get("kind"), str) else []

@@ -1,0 +1,316 @@
+"""`RolloutRun`: start a rollout run, read its groups, and tell it about new weights.
+
+Holds: a program that dies continues where it acknowledged. While a program reads groups, it stands by as the driver, so
+a run continues even if the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from broker.contract import TERMINAL_STATES, AgentState
+from broker.log import ConversationQuery, ConversationRow, Selection
+from broker.runtime import UsageError, new_conversation_id
+from deckhands.client import Client, Trajectory, for_each
+from deckhands.cluster import Home
+from deckhands.evaluation import LABEL, EvaluationSteering
+from deckhands.rollouts.driver import CONSUMERS, drive_on, read_prompts
+from deckhands.rollouts.engines import pause_engines, resume_engines
+from deckhands.rollouts.record import ABORTED, ENDED, PAUSED, RUNNING, RunRecord, RunState
+from deckhands.rollouts.spec import RolloutSpec
+from deckhands.settings import CliSettings
+
+POLL_SECONDS = 0.2
+PATIENCE_SECONDS = 3.0
+READ_AHEAD = 4
+LAST_LINES = 5
+LOG = "driver.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One trajectory of a group, with its reward.
+
+    Attributes:
+        rewards: the parts of the reward by name.
+        step_rewards: one for each reply, if the scorer gave them.
+        is_partial: it reached a limit.
+    """
+
+    trajectory: Trajectory
+    reward: float
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    step_rewards: Sequence[float] = ()
+    outcome: str = ""
+    cause: str = ""
+    is_partial: bool = False
+    min_version: int | None = None
+    max_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A finished group: trajectories of one prompt.
+
+    Attributes:
+        id: never delivered twice; a prompt that is tried again has a group with another id.
+        index: the place of its prompt in the order of the run.
+        instance: the id of its prompt.
+        version: of the policy when it was delivered; `min_version`: of its oldest token.
+    """
+
+    id: str
+    index: int
+    instance: str
+    round: int
+    version: int
+    min_version: int
+    rollouts: Sequence[Rollout]
+    _record: RunRecord = field(repr=False, compare=False)
+    _consumers: str = field(repr=False, compare=False)
+    _entry_id: str = field(repr=False, compare=False)
+
+    async def ack(self) -> None:
+        """Acknowledge it: it is not delivered again. Idempotent."""
+        await self._record.acknowledge(self._consumers, self._entry_id)
+
+
+class RolloutRun:
+    """A rollout run of a cluster.
+
+    Attributes:
+        name: its name; its conversations have the label `evaluation=NAME`.
+    """
+
+    def __init__(self, client: Client, name: str, *, directory: Path | None = None) -> None:
+        self.name = name
+        self._client = client
+        self._record = RunRecord(client.store, name)
+        self._directory = directory or find_directory(name)
+
+    @classmethod
+    async def start(
+        cls, client: Client, spec: RolloutSpec, *, name: str | None = None, directory: Path | None = None
+    ) -> Self:
+        """Record a run; the first program that reads or drives it starts its trajectories. Idempotent with a name.
+
+        Args:
+            directory: where its driver on this machine keeps results; None: below DECKHANDS_HOME.
+
+        Raises:
+            UsageError: the specification or its prompts cannot be used, or the name has another specification.
+        """
+        run = cls(client, name or new_conversation_id(), directory=directory)
+        spec = await asyncio.to_thread(spec.resolve)
+        await asyncio.to_thread(run._check_prompts, spec)
+        await run._record.create(spec)
+        return run
+
+    @classmethod
+    async def open(cls, client: Client, name: str, *, directory: Path | None = None) -> Self:
+        """Return a run that was started before.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        run = cls(client, name, directory=directory)
+        await run._record.load_spec()
+        return run
+
+    async def load_spec(self) -> RolloutSpec:
+        """Return its specification."""
+        return await self._record.load_spec()
+
+    async def load_state(self) -> RunState:
+        """Return its state and the version of its policy."""
+        return await self._record.load_state()
+
+    async def list_events(self) -> list[dict[str, Any]]:
+        """Return its events, in order: `weights_changed`, `paused`, `dropped` and others."""
+        await self._record.refresh()
+        return list(self._record.events)
+
+    async def list_groups(self) -> list[dict[str, Any]]:
+        """Return what the stream says about the groups that were delivered, in order."""
+        await self._record.refresh()
+        return list(self._record.delivered)
+
+    async def count_waiting(self) -> int:
+        """Return how many groups are delivered and not acknowledged."""
+        await self._record.refresh()
+        return await self._record.count_waiting(CONSUMERS)
+
+    async def drive(self) -> None:
+        """Drive the run, or stand by while another driver does, until it is over.
+
+        Raises:
+            UsageError: its prompts or its functions cannot be read here.
+        """
+        await drive_on(self._client, self.name, self._directory)
+
+    def detach(self) -> int:
+        """Start a process that drives the run and outlives this one; return its pid.
+
+        Raises:
+            UsageError: it ended at once; has the reason.
+        """
+        return detach(self.name, self._directory)
+
+    async def groups(
+        self, *, consumer: str = "trainer", drives: bool = True, is_following: bool = True
+    ) -> AsyncGenerator[Group]:
+        """Yield the finished groups with their tokens, those first that this consumer did not acknowledge before.
+
+        A group that became too old while it waited is dropped, and its prompt is tried again. It ends when the run is
+        over and each group is acknowledged.
+
+        Args:
+            consumer: the name of this reader. A program that dies continues under the same name.
+            drives: drive the run meanwhile, if no other driver does.
+            is_following: False: end after the groups that are there.
+        """
+        spec = await self._record.load_spec()
+        await self._record.join(CONSUMERS)
+        driving = asyncio.create_task(self.drive()) if drives else None
+        yielded: set[str] = set()
+        try:
+            while True:
+                if driving is not None and driving.done():
+                    driving.result()
+                is_ended = (await self._record.load_state()).state in ENDED
+                entries = await self._record.read_groups(CONSUMERS, consumer, limit=READ_AHEAD)
+                new = [(entry_id, one) for entry_id, one in entries if entry_id not in yielded]
+                for entry_id, about in new:
+                    yielded.add(entry_id)
+                    if await self._drop_stale(spec, entry_id, about):
+                        continue
+                    yield await self._load(entry_id, about)
+                if not new:
+                    if is_ended or not is_following:
+                        return
+                    await asyncio.sleep(POLL_SECONDS)
+        finally:
+            if driving is not None:
+                driving.cancel()
+                await asyncio.gather(driving, return_exceptions=True)
+
+    async def weights_changed(self, version: int) -> None:
+        """Record that the engines have the weights of a version from now on. Idempotent.
+
+        Raises:
+            UsageError: it is older than a version before.
+        """
+        await self._record.set_version(version)
+
+    async def pause(self) -> None:
+        """Pause the whole run: no trajectory starts or takes a further step, and engines are paused as configured.
+
+        With engines and `on_pause: drain`, no reply is in flight when this returns.
+
+        Raises:
+            EngineFailed: an engine cannot be paused; the run is paused nevertheless.
+        """
+        spec = await self._record.load_spec()
+        await self._require_open()
+        await EvaluationSteering(self._client.store, self.name).set_desired(state="paused")
+        await self._record.set_state(PAUSED)
+        await self._steer_all(self._client.pause, _is_working)
+        await pause_engines(spec.engines, spec.on_pause)
+
+    async def resume(self) -> None:
+        """Continue a paused run. Raises EngineFailed; the run stays paused then."""
+        spec = await self._record.load_spec()
+        await self._require_open()
+        await resume_engines(spec.engines)
+        await EvaluationSteering(self._client.store, self.name).set_desired(state="running")
+        await self._record.set_state(RUNNING)
+        await self._steer_all(self._client.resume, lambda row: row.state == AgentState.PAUSED)
+
+    async def abort(self) -> None:
+        """End the run: no further group is delivered, and its conversations are cancelled. Idempotent."""
+        await EvaluationSteering(self._client.store, self.name).set_desired(state="cancelled")
+        if (await self._record.load_state()).state not in ENDED:
+            await self._record.set_state(ABORTED)
+        await self._steer_all(self._client.cancel, lambda row: row.state not in TERMINAL_STATES)
+
+    async def _require_open(self) -> None:
+        state = (await self._record.load_state()).state
+        if state in ENDED:
+            raise UsageError(f"The rollout run {self.name} is {state}.", remedy="Start another one.")
+
+    async def _steer_all(
+        self, act: Callable[[str], Awaitable[object]], is_meant: Callable[[ConversationRow], bool]
+    ) -> None:
+        """Call a function with the conversations that are meant."""
+        pages = ConversationQuery(self._client.store, Selection(labels={LABEL: self.name})).iterate_pages()
+
+        async def find_ids() -> AsyncIterator[str]:
+            async for page in pages:
+                for row in page:
+                    if is_meant(row) and not row.is_closed:
+                        yield row.conversation_id
+
+        async def call(conversation_id: str) -> None:
+            with contextlib.suppress(UsageError):  # it has ended meanwhile
+                await act(conversation_id)
+
+        await for_each(find_ids(), call)
+
+    async def _drop_stale(self, spec: RolloutSpec, entry_id: str, about: Mapping[str, Any]) -> bool:
+        version = (await self._record.load_state()).version
+        if spec.max_staleness is None or version - int(about["min_version"]) <= spec.max_staleness:
+            return False
+        await self._record.add_event("dropped", group=about["id"], reason="stale", by="reader")
+        await self._record.acknowledge(CONSUMERS, entry_id)
+        return True
+
+    async def _load(self, entry_id: str, about: Mapping[str, Any]) -> Group:
+        trajectories = [await self._client.trajectory(one["conversation_id"]) for one in about["trajectories"]]
+        names = ("reward", "rewards", "step_rewards", "outcome", "cause", "is_partial", "min_version", "max_version")
+        rollouts = [
+            Rollout(found, **{name: one[name] for name in names})
+            for found, one in zip(trajectories, about["trajectories"], strict=True)
+        ]
+        fields = {name: about[name] for name in ("id", "index", "instance", "round", "version", "min_version")}
+        return Group(**fields, rollouts=rollouts, _record=self._record, _consumers=CONSUMERS, _entry_id=entry_id)
+
+    def _check_prompts(self, spec: RolloutSpec) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        read_prompts(spec, self._directory)
+
+
+def _is_working(row: ConversationRow) -> bool:
+    return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED
+
+
+def find_directory(name: str) -> Path:
+    """Return the directory in which drivers on this machine keep the results of a run."""
+    return Home(CliSettings.from_env().home).path / "rollouts" / name
+
+
+def detach(name: str, directory: Path) -> int:
+    """Start a process that drives a run; see `RolloutRun.detach`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / LOG
+    command = [sys.executable, "-P", "-m", "deckhands", "rollouts", "attach", name, "--directory", str(directory)]
+    with log.open("ab") as out:
+        start = out.tell()
+        child = subprocess.Popen(  # noqa: S603  (our own command)
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
+        )
+    try:
+        code = child.wait(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.returncode = 0  # it is not waited for
+        return child.pid
+    if code > 0:
+        shown = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+        raise UsageError(f"The rollout run has not started: {' '.join(shown) or f'exit code {code}'}.")
+    return child.pid

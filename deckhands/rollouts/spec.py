@@ -1,0 +1,135 @@
+"""`RolloutSpec`: what a rollout run does, shared by every way to start one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from broker.contract import NAME_PATTERN
+from broker.runtime import UsageError
+from deckhands.evaluation import MAX_AT_ONCE, load_scorers, resolve_model, to_absolute_name, to_absolute_scorer
+
+MAX_GROUP = 256
+MAX_ROWS = 100_000
+SHOWN_ERRORS = 5
+CHECK, CRITIC = "check", "critic"
+Part = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class RolloutSpec(BaseModel):
+    """A rollout run: prompts, groups of trajectories, rewards, and limits of age and time.
+
+    Attributes:
+        prompts: a dataset as for `deckhands eval run`, or its rows.
+        model: the policy, as the cluster's models are named.
+        group_size: the trajectories of a group, all of one prompt.
+        extra: further trajectories of each group; the first `group_size` that end make the group, the rest is cut.
+        epochs: how often each prompt is used.
+        max_staleness: how many versions the policy may be ahead of the oldest token of a group when the trainer gets
+            it; None: any number.
+        trajectory_seconds: after this time at work a trajectory ends as it is; None: no limit.
+        group_seconds: after this time a group is delivered with the trajectories that have ended; None: no limit.
+        smallest_group: fewer trajectories are no group; the prompt is then tried again, up to `retries` times.
+        partial: whether a trajectory that reached a limit counts (`keep`) or not (`drop`).
+        window: a group is delivered, and started, only if it is less than this far ahead of the oldest one that is not
+            delivered.
+        waiting: no further group starts while this many have started and are not acknowledged.
+        at_once: the most trajectories in flight.
+        scorers: functions that give rewards, as `FILE.py@FUNCTION` or `package.module@function`.
+        critic: the model that gives a reward from 0 to 1; empty: none.
+        weights: of the parts of the reward: `check`, the names of the functions, `critic`. 1 for the others.
+        engines: addresses of the engines that `pause` and `resume` reach; empty: none.
+        on_pause: what a pause does with replies in flight: `drain` lets them end, `keep` freezes them, `abort` ends
+            them, to be continued under the next policy.
+        retries: how often a trajectory is repeated after a failure of the infrastructure, and a group that is too old
+            or too small.
+        only, part, shuffle, seed: which prompts, as for `deckhands eval run`.
+        network: whether the commands of agents reach the network.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompts: str | Annotated[tuple[dict[str, Any], ...], Field(min_length=1, max_length=MAX_ROWS)]
+    model: str = Field(min_length=1, max_length=300)
+    group_size: int = Field(default=8, ge=1, le=MAX_GROUP)
+    extra: int = Field(default=0, ge=0, le=MAX_GROUP)
+    epochs: int = Field(default=1, ge=1, le=10_000)
+    agent: str = Field(default="CodeActAgent", min_length=1, max_length=100)
+    max_iterations: int = Field(default=100, ge=1)
+    max_staleness: int | None = Field(default=None, ge=0)
+    trajectory_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    group_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    smallest_group: int = Field(default=2, ge=1, le=MAX_GROUP)
+    partial: Literal["keep", "drop"] = "keep"
+    window: int = Field(default=16, ge=1, le=10_000)
+    waiting: int = Field(default=32, ge=1, le=10_000)
+    at_once: int = Field(default=64, ge=1, le=MAX_AT_ONCE)
+    retries: int = Field(default=3, ge=0, le=100)
+    scorers: tuple[str, ...] = ()
+    critic: str = ""
+    weights: dict[str, Part] = Field(default_factory=dict)
+    engines: tuple[str, ...] = ()
+    on_pause: Literal["drain", "keep", "abort"] = "drain"
+    only: str = ""
+    part: str = ""
+    shuffle: bool = False
+    seed: int = 0
+    network: bool = True
+    tenant: str = Field(default="", pattern=NAME_PATTERN)
+
+    @field_validator("engines")
+    @classmethod
+    def _are_addresses(cls, engines: tuple[str, ...]) -> tuple[str, ...]:
+        for one in engines:
+            address = urlsplit(one)
+            if address.scheme not in ("http", "https") or not address.hostname:
+                raise ValueError(f"{one[:100]!r} is not an address; write http://HOST:PORT")
+        return engines
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.smallest_group > self.group_size:
+            object.__setattr__(self, "smallest_group", self.group_size)
+        return self
+
+    @property
+    def attempts(self) -> int:
+        """The trajectories that are started for a group."""
+        return self.group_size + self.extra
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Self:
+        """Parse a specification.
+
+        Raises:
+            UsageError: it is none; names each invalid field.
+        """
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            errors = error.errors(include_url=False, include_input=False, include_context=False)[:SHOWN_ERRORS]
+            shown = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the whole'}: {one['msg']}" for one in errors)
+            raise UsageError(
+                f"The rollout run cannot be started: {shown}.", remedy="See docs/rollouts.md for its fields."
+            ) from None
+
+    def resolve(self) -> Self:
+        """Return it with names that hold in any directory, and check the functions.
+
+        Raises:
+            UsageError: a name cannot be used.
+        """
+        found: dict[str, Any] = {
+            "model": resolve_model(self.model),
+            "scorers": tuple(map(to_absolute_scorer, self.scorers)),
+            "critic": resolve_model(self.critic) if self.critic else "",
+        }
+        if isinstance(self.prompts, str):
+            found["prompts"] = to_absolute_name(self.prompts)
+        names = {one.name for one in load_scorers(found["scorers"])} | {CHECK, CRITIC}
+        if unknown := sorted(self.weights.keys() - names):
+            raise UsageError(f"There is no part {unknown[0]!r} of the reward.", remedy=f"It has {', '.join(names)}.")
+        return self.model_copy(update=found)

@@ -1,0 +1,67 @@
+"""The blocks of docs/rollouts.md, as a reader runs them: offline, with the stub engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deckhands.rollouts import RolloutSpec
+from tests.integration.command_line import cluster, environment, read_until, started
+from tests.page_blocks import blocks_of
+
+LIMIT_SECONDS = 240.0
+ENGINE = "http://127.0.0.1:8000"
+
+
+@contextmanager
+def engine(command: str, home: Path) -> Iterator[str]:
+    """Start the engine of the page on a free port, and yield its address."""
+    words = command.strip().replace("8000", "0").split()
+    assert words[0] == "deckhands"
+    with started(*words[1:], env=environment(home)) as running:
+        yield read_until(running, "listens on")[-1].split()[-1].rstrip(".")
+
+
+def call(text: str, folder: Path, variables: dict[str, str], *, code: int = 0) -> str:
+    """Run a block in a shell, and return its output."""
+    done = subprocess.run(
+        ["sh", "-ec", text],
+        check=False,
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == code, done
+    return done.stdout
+
+
+def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
+    blocks = [block for block in blocks_of("docs/rollouts.md") if not block.not_run]
+    texts = {language: [one.text for one in blocks if one.language == language] for language in ("bash", "python")}
+    serving, starting, training, reading, refused = texts["bash"]
+    program, updating = texts["python"]
+    (rewards,) = [block.text for block in blocks if block.language == "toml"]
+    home = tmp_path / "home"
+    exports = dict(word.split("=", 1) for word in starting.replace("export ", "").split() if "=" in word)
+    with engine(serving, home) as address, cluster(home, **{**exports, "LLM_BASE_URL": f"{address}/v1"}):
+        here = environment(home)
+        here["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        (tmp_path / "train.py").write_text(program.replace(ENGINE, address))
+        lines = call(training, tmp_path, here).splitlines()
+        assert {line.split()[0] for line in lines} == {f"sum-{n}-r0" for n in range(4)}
+        assert len(lines) == 16
+        assert "first-run" in call(reading, tmp_path, here)
+        call(refused, tmp_path, here, code=2)
+    rows = [json.loads(line) for line in (tmp_path / "first-run.jsonl").read_text().splitlines()]
+    assert len(rows) == 16
+    compile(updating, "docs/rollouts.md", "exec")
+    fields = tomllib.loads(rewards)
+    assert RolloutSpec.parse({**fields, "prompts": "shipped", "model": "m"}).weights["brevity"] == 0.1

@@ -1,0 +1,283 @@
+"""Rollout runs: groups are formed, cut, dropped, delivered and acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from broker.runtime import UsageError
+from deckhands.evaluation import LABEL
+from deckhands.rollouts import COLUMNS, Group, RolloutRun, RolloutSpec, StubEngine, export_rollouts, serve_stub
+from tests.faults.harness import FaultCluster
+from tests.polling import until
+from tests.rollout_parts import Rollouts, make_prompts
+
+MODEL = "openai/stub"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rollouts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rollouts]:
+    engine = StubEngine(turns=1, tool="think")
+    folder = tmp_path_factory.mktemp("cluster")
+    async with serve_stub(engine) as address, FaultCluster(folder).running() as cluster:
+        found = Rollouts(cluster, engine, address)
+        found.start()
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def engine(rollouts: Rollouts) -> StubEngine:
+    rollouts.engine.turns, rollouts.engine.seconds_per_token = 1, 0.0
+    rollouts.engine.policy.version, rollouts.engine.stalls_after = 0, None
+    return rollouts.engine
+
+
+async def start(rollouts: Rollouts, folder: Path, prompts: int = 2, **fields: Any) -> RolloutRun:
+    spec = RolloutSpec.parse({"prompts": make_prompts(prompts), "model": MODEL, "group_size": 2, **fields})
+    return await RolloutRun.start(rollouts.client, spec, directory=folder)
+
+
+async def read_all(run: RolloutRun) -> list[Group]:
+    found = []
+    async for group in run.groups():
+        found.append(group)
+        await group.ack()
+    return found
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_groups_arrive_once_with_their_tokens(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 3)
+    groups = await read_all(run)
+    assert sorted(group.instance for group in groups) == ["prompt-0", "prompt-1", "prompt-2"]
+    for group in groups:
+        assert len({one.trajectory.conversation_id for one in group.rollouts}) == 2
+        assert all(rollouts.find_truth(one.trajectory.segments[0]) for one in group.rollouts)
+        assert [one.reward for one in group.rollouts] == [0.0, 0.0]
+    assert (await run.load_state()).state == "over"
+    assert await read_all(run) == []
+
+
+async def test_a_trainer_that_died_continues_at_its_ack(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 3)
+    reading = run.groups()
+    first = await anext(reading)
+    await first.ack()
+    second = await anext(reading)  # dies before it acknowledges this one
+    await reading.aclose()
+    again = await RolloutRun.open(rollouts.client, run.name, directory=tmp_path)
+    rest = await read_all(again)
+    assert rest[0].id == second.id
+    assert {first.id, *(group.id for group in rest)} == {f"prompt-{n}-r0" for n in range(3)}
+    assert len(rest) == 2
+
+
+async def test_another_driver_continues_without_the_results(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path / "a", 3)
+    reading = run.groups()
+    first = await anext(reading)
+    await reading.aclose()
+    again = await RolloutRun.open(rollouts.client, run.name, directory=tmp_path / "b")
+    groups = await read_all(again)
+    assert len(groups) == 3
+    assert first.id in {group.id for group in groups}
+    ids = [one.trajectory.conversation_id for group in groups for one in group.rollouts]
+    assert len(ids) == len(set(ids)) == 6
+
+
+async def test_groups_wait_for_a_slow_trainer(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 4, waiting=1, window=4)
+    numbers = []
+    async for group in run.groups():
+        rows = await rollouts.client.recent(limit=1_000)
+        numbers.append(sum(row.labels.get(LABEL) == run.name for row in rows))
+        await group.ack()
+    assert numbers == [2, 4, 6, 8]
+
+
+async def test_stragglers_are_cut(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1, extra=2)
+    (group,) = await read_all(run)
+    assert len(group.rollouts) == 2
+
+
+async def test_a_group_that_became_too_old_is_tried_again(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1, max_staleness=1)
+    driving = asyncio.create_task(run.drive())
+
+    async def is_delivered() -> bool:
+        return await run.count_waiting() == 1
+
+    await until(is_delivered, what="delivered group")
+    for version in (1, 2):
+        await rollouts.set_weights(version)
+        await run.weights_changed(version)
+    (group,) = await read_all(run)
+    await driving
+    assert (group.id, group.min_version) == ("prompt-0-r1", 2)
+    kinds = [(one["kind"], one.get("group")) for one in await run.list_events()]
+    assert ("dropped", "prompt-0-r0") in kinds
+
+
+async def test_a_group_that_grows_too_old_in_flight_starts_again(
+    rollouts: Rollouts, engine: StubEngine, tmp_path: Path
+) -> None:
+    engine.seconds_per_token = 0.01
+    run = await start(rollouts, tmp_path, 1, max_staleness=0)
+    driving = asyncio.create_task(run.drive())
+    await until(lambda: engine.in_flight == 2, what="replies in flight")
+    await rollouts.set_weights(1)
+    await run.weights_changed(1)
+    (group,) = await read_all(run)
+    await driving
+    assert (group.round, group.min_version) == (1, 1)
+
+
+async def test_a_swap_in_mid_reply_is_recorded(rollouts: Rollouts, engine: StubEngine, tmp_path: Path) -> None:
+    engine.seconds_per_token = 0.02
+    run = await start(rollouts, tmp_path, 1, max_staleness=2)
+    driving = asyncio.create_task(run.drive())
+    await until(lambda: engine.in_flight == 2, what="replies in flight")
+    await rollouts.set_weights(1)
+    await run.weights_changed(1)
+    (group,) = await read_all(run)
+    await driving
+    assert [(one.min_version, one.max_version) for one in group.rollouts] == [(0, 1), (0, 1)]
+
+
+async def test_a_paused_run_takes_no_step(rollouts: Rollouts, engine: StubEngine, tmp_path: Path) -> None:
+    engine.turns, engine.seconds_per_token = 3, 0.01
+    run = await start(rollouts, tmp_path, 1, engines=[rollouts.address], on_pause="drain")
+    driving = asyncio.create_task(run.drive())
+    await until(lambda: engine.in_flight == 2, what="replies in flight")
+    await run.pause()
+    assert engine.in_flight == 0
+    assert (await run.load_state()).state == "paused"
+    engine.seconds_per_token = 0.0
+    await run.resume()
+    (group,) = await read_all(run)
+    await driving
+    assert all(len(one.trajectory.segments[0].replies) == 4 for one in group.rollouts)
+
+
+async def test_replies_that_a_pause_aborts_continue_under_the_next_policy(
+    rollouts: Rollouts, engine: StubEngine, tmp_path: Path
+) -> None:
+    engine.seconds_per_token = 0.02
+    run = await start(rollouts, tmp_path, 1, engines=[rollouts.address], on_pause="abort")
+    driving = asyncio.create_task(run.drive())
+    await until(lambda: engine.in_flight == 2, what="replies in flight")
+    await run.pause()
+    await rollouts.set_weights(1)
+    await run.weights_changed(1)
+    engine.seconds_per_token = 0.0
+    await run.resume()
+    (group,) = await read_all(run)
+    await driving
+    assert [(one.min_version, one.max_version) for one in group.rollouts] == [(0, 1), (0, 1)]
+
+
+async def test_an_aborted_run_ends(rollouts: Rollouts, engine: StubEngine, tmp_path: Path) -> None:
+    engine.seconds_per_token = 0.05
+    run = await start(rollouts, tmp_path, 2)
+    driving = asyncio.create_task(run.drive())
+    await until(lambda: engine.in_flight >= 2, what="replies in flight")
+    await run.abort()
+    await driving
+    assert await read_all(run) == []
+    with pytest.raises(UsageError, match="is aborted"):
+        await run.pause()
+
+
+async def test_a_late_group_is_delivered_as_it_is(rollouts: Rollouts, engine: StubEngine, tmp_path: Path) -> None:
+    engine.turns, engine.stalls_after = 0, engine.sent + 2
+    run = await start(rollouts, tmp_path, 1, group_size=3, smallest_group=2, group_seconds=8)
+    (group,) = await read_all(run)
+    assert len(group.rollouts) == 2
+
+
+async def test_rewards_are_summed_with_weights(rollouts: Rollouts, tmp_path: Path) -> None:
+    scorer = tmp_path / "scorers.py"
+    scorer.write_text("def steps(attempt):\n    return len(attempt.steps)\n\n\ndef half(attempt):\n    return 0.5\n")
+    run = await start(
+        rollouts,
+        tmp_path,
+        1,
+        scorers=[f"{scorer}@steps", f"{scorer}@half"],
+        weights={"steps": 0.1, "half": 2.0, "check": 4.0},
+    )
+    (group,) = await read_all(run)
+    assert [one.rewards for one in group.rollouts] == 2 * [{"steps": 2.0, "half": 0.5, "check": 0.0}]
+    assert [one.reward for one in group.rollouts] == [pytest.approx(1.2)] * 2
+
+
+async def test_two_drivers_deliver_each_group_once(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path / "a", 3)
+    other = await RolloutRun.open(rollouts.client, run.name, directory=tmp_path / "b")
+    drivers = [asyncio.create_task(one.drive()) for one in (run, other)]
+    groups = await read_all(run)
+    await asyncio.gather(*drivers)
+    assert len(groups) == len(await other.list_groups()) == 3
+
+
+async def test_exports_have_the_documented_columns(rollouts: Rollouts, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run = await start(rollouts, tmp_path, 2)
+    await read_all(run)
+    lines = tmp_path / "a.jsonl"
+    assert await export_rollouts(rollouts.client, run, lines, "jsonl") == 4
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    table = tmp_path / "a.parquet"
+    assert await export_rollouts(rollouts.client, run, table, "parquet") == 4
+    found = parquet.read_table(table)
+    assert found.schema.names == list(COLUMNS)
+    assert found.column("tokens").to_pylist() == [row["tokens"] for row in rows]
+    assert found.column("mask").to_pylist() == [row["mask"] for row in rows]
+
+
+async def test_a_name_has_one_specification(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    with pytest.raises(UsageError, match="another specification"):
+        await RolloutRun.start(
+            rollouts.client, RolloutSpec(prompts=tuple(make_prompts(2)), model=MODEL), name=run.name, directory=tmp_path
+        )
+    with pytest.raises(UsageError, match="no rollout run"):
+        await RolloutRun.open(rollouts.client, "not-there", directory=tmp_path)
+    await run.weights_changed(3)
+    with pytest.raises(UsageError, match="at version 3"):
+        await run.weights_changed(2)
+    await run.abort()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"group_size": 0}, "group_size"),
+        ({"max_staleness": -1}, "max_staleness"),
+        ({"engines": ["ftp://x"]}, "engines"),
+        ({"prompts": []}, "prompts"),
+        ({"on_pause": "stop"}, "on_pause"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+async def test_a_bad_specification_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        RolloutSpec.parse({"prompts": make_prompts(1), "model": MODEL, **fields})
+
+
+async def test_foreign_entries_of_the_streams_are_passed_over(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    keys = rollouts.client.store.all_shards[0]
+    await rollouts.client.store.call("XADD", keys.rollout_groups(run.name), "1-0", "group", "[]")
+    await rollouts.client.store.call("XADD", keys.rollout_events(run.name), "*", "event", "\xff{")
+    await rollouts.client.store.call("HSET", keys.rollout(run.name), "version", "many", "state", "?")
+    (group,) = await read_all(run)
+    assert group.instance == "prompt-0"

@@ -1,0 +1,168 @@
+"""Rollouts record exact tokens: those that the engine was sent, and those that it sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from broker.contract import AgentSpec, AmortizedForgettingCondenserSpec, ModelReply, SegmentStarted, TokenRecord
+from broker.runtime import CorruptEntry
+from deckhands.client import Segment, Trajectory
+from deckhands.rollouts import StubEngine, serve_stub
+from deckhands.rollouts.stub_engine import logprob_of
+from tests.faults.harness import FaultCluster
+from tests.polling import until
+from tests.rollout_parts import Rollouts
+
+APIS = ("chat", "chat_tokens", "completions")
+AGENT = AgentSpec(enable_workspace_skills=False)
+
+
+async def run(rollouts: Rollouts, **task: Any) -> Trajectory:
+    """Run a conversation, and return its tokens."""
+    task.setdefault("agent", AGENT)
+    cid = await rollouts.client.submit("Do it.", **task)
+    await rollouts.client.watcher.wait(cid)
+    return await rollouts.client.trajectory(cid)
+
+
+@pytest_asyncio.fixture
+async def rollouts(tmp_path: Path) -> AsyncIterator[Rollouts]:
+    engine = StubEngine(tool="think")
+    async with serve_stub(engine) as address, FaultCluster(tmp_path).running() as cluster:
+        yield Rollouts(cluster, engine, address)
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_recorded_tokens_are_those_of_the_engine(rollouts: Rollouts, api: str) -> None:
+    rollouts.start(api)
+    trajectory = await run(rollouts, rollout=True)
+    replies = [reply for segment in trajectory.segments for reply in segment.replies]
+    assert len(replies) == 4
+    for segment in trajectory.segments:
+        assert len(rollouts.find_truth(segment)) == len(segment.replies)
+        at = {place for reply in segment.replies for place in range(reply.start, reply.end)}
+        assert segment.mask.tolist() == [int(place in at) for place in range(len(segment.tokens))]
+        assert {segment.versions[place] for place in at} == {0}
+        assert all(segment.logprobs[place] == logprob_of(segment.tokens[place], 0) for place in at)
+    assert trajectory.sampled == sum(len(row["tokens"]) for row in rollouts.engine.truth)
+    if api == "chat":  # the server tokenizes text again, and the log names each break
+        assert [segment.reason for segment in trajectory.segments] == ["", *3 * ["retokenized"]]
+    else:
+        assert [segment.reason for segment in trajectory.segments] == [""]
+    tokenizer = rollouts.engine.tokenizer
+    assert any(
+        tokenizer.encode(tokenizer.decode(row["tokens"])) != row["tokens"][:-1] for row in rollouts.engine.truth
+    ), "the tokenizer is not ambiguous"
+
+
+async def test_a_break_is_an_event_that_names_its_reply(rollouts: Rollouts) -> None:
+    rollouts.start("chat")
+    trajectory = await run(rollouts, rollout=True)
+    events = await rollouts.client.events(trajectory.conversation_id)
+    breaks = [event for event in events if isinstance(event, SegmentStarted)]
+    assert [one.reply_id for one in breaks] == [segment.replies[0].event_id for segment in trajectory.segments[1:]]
+
+
+async def test_a_condensation_starts_a_segment(rollouts: Rollouts) -> None:
+    rollouts.engine.turns = 12
+    rollouts.start("completions")
+    agent = AGENT.model_copy(update={"condenser": AmortizedForgettingCondenserSpec(max_size=20, keep_first=2)})
+    trajectory = await run(rollouts, rollout=True, agent=agent)
+    assert {segment.reason for segment in trajectory.segments[1:]} == {"condensation"}
+    assert len(trajectory.segments) > 1
+    assert sum(len(rollouts.find_truth(one)) for one in trajectory.segments) == sum(
+        len(one.replies) for one in trajectory.segments
+    )
+
+
+async def test_without_rollout_nothing_is_recorded(rollouts: Rollouts) -> None:
+    rollouts.start("chat_tokens")
+    trajectory = await run(rollouts)
+    assert trajectory.segments == []
+    events = await rollouts.client.events(trajectory.conversation_id)
+    replies = [event for event in events if isinstance(event, ModelReply)]
+    assert replies
+    assert all("tokens" not in event.wire() and "blobs" not in event.wire() for event in replies)
+    assert "rollout" not in events[0].wire()
+
+
+async def test_a_server_without_tokens_is_refused(rollouts: Rollouts) -> None:
+    rollouts.cluster.start_controller("c1")
+    model = rollouts.cluster.script({"text": "hello"})
+    cid = await rollouts.client.submit("Do it.", agent=AGENT, model=model, rollout=True)
+    await rollouts.client.watcher.wait(cid)
+    summary = await rollouts.client.summary(cid)
+    assert (summary.state, summary.error_code) == ("error", "tokens_missing")
+
+
+async def test_an_aborted_reply_continues_from_its_own_tokens(rollouts: Rollouts) -> None:
+    engine = rollouts.engine
+    engine.turns, engine.seconds_per_token = 0, 0.02
+    rollouts.start("completions")
+    cid = await rollouts.client.submit("Do it.", agent=AGENT, rollout=True)
+    await until(lambda: engine.in_flight, what="reply in flight")
+    for version in (1, 2):
+        async with engine.policy.changed:
+            engine.policy.aborts += 1
+            engine.policy.is_paused = True
+            engine.policy.changed.notify_all()
+        await until(lambda: len(engine.truth) == version, what="aborted reply")  # noqa: B023  (awaited here)
+        async with engine.policy.changed:
+            engine.policy.version, engine.policy.is_paused = version, False
+            engine.policy.changed.notify_all()
+        await until(lambda: engine.in_flight, what="continued reply")
+    engine.seconds_per_token = 0
+    await rollouts.client.watcher.wait(cid)
+    (segment,) = (await rollouts.client.trajectory(cid)).segments
+    (reply,) = segment.replies
+    sampled = segment.tokens[reply.start : reply.end].tolist()
+    assert sampled == [token for row in engine.truth for token in row["tokens"]]
+    assert segment.versions[reply.start : reply.end].tolist() == [v for row in engine.truth for v in row["versions"]]
+    (event,) = [event for event in await rollouts.client.events(cid) if isinstance(event, ModelReply)]
+    assert event.tokens is not None
+    assert event.tokens.max_version == 2
+
+
+async def test_another_worker_continues_the_recorded_tokens(rollouts: Rollouts) -> None:
+    engine = rollouts.engine
+    engine.turns, engine.seconds_per_token = 3, 0.005
+    rollouts.start("completions")
+    cid = await rollouts.client.submit("Do it.", agent=AGENT, rollout=True)
+    await until(lambda: len(engine.truth) == 2, what="second reply")
+    rollouts.cluster.kill("c1")
+    rollouts.start("completions")
+    await rollouts.client.watcher.wait(cid)
+    (segment,) = (await rollouts.client.trajectory(cid)).segments
+    assert len(segment.replies) == 4
+    assert {row["tokens"][-1] for row in rollouts.find_truth(segment)} == {2}
+
+
+async def test_a_fork_keeps_the_tokens_of_its_origin(rollouts: Rollouts) -> None:
+    rollouts.start("completions")
+    trajectory = await run(rollouts, rollout=True)
+    at = trajectory.segments[0].replies[1].event_id
+    fork = await rollouts.client.fork(trajectory.conversation_id, at=at, is_held=True)
+    shared = await rollouts.client.trajectory(fork)
+    end = trajectory.segments[0].replies[1].end
+    assert shared.segments[0].tokens == trajectory.segments[0].tokens[:end]
+
+
+@pytest.mark.parametrize("content", [b"", b"DTK1", b"DTK1" + bytes(12) + b"x", b"DTK1" + b"\xff" * 12])
+def test_a_damaged_record_is_reported(content: bytes) -> None:
+    with pytest.raises(CorruptEntry):
+        TokenRecord.from_bytes(content)
+
+
+async def test_a_trajectory_survives_json() -> None:
+    record = TokenRecord.from_bytes(TokenRecord().to_bytes())
+    segment = Segment()
+    segment.add(3, record)
+    whole = Trajectory("c", [segment])
+    assert Trajectory.from_json(whole.as_json()) == whole
+    await asyncio.sleep(0)
