@@ -164,7 +164,7 @@ SECTIONS = (
         "second effect is doubled, and an effect whose action has neither a success nor an unknown outcome is unsaid. "
         "Each log is verified. The counting is tested with planted contradictions.",
         ["pytest", "tests/faults/test_effects.py", "-k", "five_hundred or count_finds", LIMIT, "SECONDS"],
-        "10,000 kills are part of `make soak`. An acknowledged cancel does not record when each party has stopped.",
+        "10,000 kills are part of `make soak`.",
     ),
 )
 
