@@ -52,7 +52,7 @@ async def close_connections(connection: Connection, name: str) -> int:
         fields = dict(_CLIENT.findall(line))
         if fields.get("name") != name:
             continue
-        # Each node of a cluster counts ids of its own, so the address has to match as well.
+        # Each node of a cluster has its own ids, so the address has to match as well.
         order = ("CLIENT", "KILL", "ID", fields["id"], "ADDR", fields["addr"], "SKIPME", "yes")
         if isinstance(connection, ClusterConnection):
             closed += sum((await connection.call_each(*order)).values())
