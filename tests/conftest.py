@@ -4,6 +4,7 @@ Holds: no test leaves a program running that has a file of the tests open.
 """
 
 import gc
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import settings
 
 from tests.exploring import PUSH
 from tests.last_runs import LastRuns
-from tests.proof import OPTION, Proof
+from tests.proof import LIMIT, OPTION, Proof
 from tests.stores import (  # noqa: F401  (fixtures)
     clock,
     connect,
@@ -34,6 +35,7 @@ ENDING_SECONDS = 5.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-runs", action="store_true", help="write to tests/LAST_RUNS.md which marked tests ran")
     parser.addoption(OPTION, type=Path, help="the folder for what tests measure; `make proof` gives it")
+    parser.addoption(LIMIT, type=float, default=math.inf, help="how long the trials of a test for `make proof` last")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,7 +67,7 @@ def soak_seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def proof(request: pytest.FixtureRequest) -> Proof:
     """Takes what this test measured, for docs/proof.md; see tests/proof.py."""
-    return Proof(request.config.getoption(OPTION), request.node.nodeid)
+    return Proof(request.config.getoption(OPTION), request.node.nodeid, request.config.getoption(LIMIT))
 
 
 @pytest.fixture(autouse=True)

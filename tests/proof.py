@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -38,6 +39,8 @@ README = ROOT / "README.md"
 START, END = "<!-- proof: written by `make proof` -->", "<!-- end of proof -->"
 OPTION = "--proof"
 """The option of pytest that names the folder of the records; `python -m tests.simulation` has it too."""
+LIMIT = "--proof-seconds"
+"""The option of pytest that names a section's limit of time, for tests whose trials can end earlier."""
 SECONDS = 1_800.0
 ENDING_SECONDS = 60.0
 INTRODUCTION = (
@@ -160,8 +163,8 @@ SECTIONS = (
         "`tests/faults/test_effects.py` compares its observation with the ledger: a success without an effect is lost, a "
         "second effect is doubled, and an effect whose action has neither a success nor an unknown outcome is unsaid. "
         "Each log is verified. The counting is tested with planted contradictions.",
-        ["pytest", "tests/faults/test_effects.py", "-k", "five_hundred or count_finds"],
-        "10,000 kills are part of `make soak`. An acknowledged cancel does not record when each party has stopped.",
+        ["pytest", "tests/faults/test_effects.py", "-k", "five_hundred or count_finds", LIMIT, "SECONDS"],
+        "10,000 kills are part of `make soak`.",
     ),
 )
 
@@ -193,10 +196,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Proof:
-    """Takes what one test measured; the fixture `proof`. Without `make proof`, it is forgotten."""
+    """Takes what one test measured; the fixture `proof`. Without `make proof`, it is forgotten.
+
+    Attributes:
+        seconds: how long the trials may last; then they end, and those that took place are handed in.
+    """
 
     folder: Path | None
     test: str
+    seconds: float = math.inf
 
     def record(
         self,

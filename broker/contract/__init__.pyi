@@ -55,7 +55,7 @@ from .events import ConversationStarted as ConversationStarted, DelegateEnded as
 from .events import ModelCallAdmitted as ModelCallAdmitted, ModelCallDeferred as ModelCallDeferred
 from .events import ModelCallFailed as ModelCallFailed, ModelReply as ModelReply, ModelSwitched as ModelSwitched
 from .events import ModelToolCall as ModelToolCall, ModelUsage as ModelUsage, OperatorActed as OperatorActed
-from .events import Parent as Parent, TokenUsage as TokenUsage
+from .events import Parent as Parent, PartyStopped as PartyStopped, TokenUsage as TokenUsage
 from .events import SegmentStarted as SegmentStarted
 from .fencing import Ownership as Ownership
 from .file_events import ApplyPatchAction as ApplyPatchAction, FileEditAction as FileEditAction

@@ -63,6 +63,7 @@ __all__ = [
     "Observation",
     "OperatorActed",
     "Parent",
+    "PartyStopped",
     "SegmentStarted",
     "Tenancy",
     "TokenUsage",
@@ -236,6 +237,35 @@ class DelegateEnded(Event):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     models: tuple[ModelUsage, ...] = ()
+
+
+class PartyStopped(Event):
+    """A party has stopped what a request to stop or to interrupt concerned: its call or its processes have ended.
+
+    The controller's decision is an event before it, and the end of a delegate is `conversation.delegate_ended`.
+
+    Attributes:
+        party: `model`: the call of the model; `tool`: the action, at a tool worker.
+        action_id: the action; None for a call of the model.
+        seconds: from the order to the end, by one clock: the store's for an action, the worker's for a call. None if
+            the worker got no order and has noticed by itself that the action was answered.
+    """
+
+    kind: Literal["conversation.party_stopped"] = "conversation.party_stopped"
+    counts_for_loops: ClassVar[bool] = False
+    party: Literal["model", "tool"]
+    action_id: int | None = None
+    seconds: float | None = None
+
+    @property
+    def subject(self) -> str:
+        """The party, for users."""
+        return "the model call" if self.party == "model" else f"action {self.action_id}"
+
+    @property
+    def sentence(self) -> str:
+        """A one-line summary for users."""
+        return f"Stopped: {self.subject}"
 
 
 class ModelReply(Event):

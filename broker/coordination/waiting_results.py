@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from broker.contract import Action, Event, Observation, codec
+from broker.contract import Action, Event, Observation, PartyStopped, codec
 from broker.runtime import CorruptEntry
 from broker.store import KEY_ID_BYTES, Argument, Store
 
@@ -45,12 +45,14 @@ async def settle_results(store: Store, conversation_id: str, *, checked_gap: str
 
 
 async def _is_answer(store: Store, conversation_id: str, action_id: int, asked: bytes, entry: bytes) -> bool:
-    """Return whether the bytes of an observation answer the action with these bytes."""
+    """Return whether the bytes of an event answer the action with these bytes, or say that it has ended."""
     try:
         action, answer = [await _decode(store, conversation_id, action_id, one) for one in (asked, entry)]
     except CorruptEntry as error:
         _log.warning("a result for event %d of %s cannot be read: %s", action_id, conversation_id, error)
         return False
+    if isinstance(answer, PartyStopped):
+        return (answer.party, answer.action_id, answer.cause) == ("tool", action_id, None)
     is_one = isinstance(action, Action) and isinstance(answer, Observation) and action.may_be_answered_by(answer)
     if is_one and answer.cause == action_id:
         return True

@@ -2,8 +2,7 @@
 
 `check_log` reads a log from its first event to its last and returns a sentence for everything that no correct cluster
 writes. It shares no code with the product: it imports only the standard library and reads plain JSON objects, as
-`deckhands export` writes them. Read it from top to bottom: the kinds of events, then the state of a conversation with
-one method for each group of kinds.
+`deckhands export` writes them. Read it from the top: kinds of events, then a conversation, a method for each group.
 
 The rules, by the name that a violation has:
     append        ids are 1, 2, 3 …; the first event creates this conversation; nothing else does
@@ -17,6 +16,7 @@ The rules, by the name that a violation has:
     confirmation  what waits for a confirmation runs only after it, once, and as it was shown
     budget        no model is called when a limit has been reached; costs are amounts of money and add up
     delegation    a delegate ends once, under its own name, and its end is reported once
+    stop          a call or an action that was stopped ends once, after it was stopped
     end, index    after its end a conversation rests until something is asked of it; the store's index agrees
 
 Holds: `check_log` raises nothing, whatever the JSON values are. It reports about `MAX_VIOLATIONS`.
@@ -35,10 +35,9 @@ from typing import Any
 
 JsonEvent = Mapping[str, Any]
 
-MAX_VIOLATIONS = 100
+MAX_VIOLATIONS, SHOWN_CHARS = 100, 60
 CLOCK_TOLERANCE_SECONDS = 86_400.0  # clocks of writers differ, by an hour perhaps
 USD_TOLERANCE = 1e-6
-SHOWN_CHARS = 60
 
 # --- The kinds of events ---------------------------------------------------------------------------------------------
 
@@ -79,7 +78,9 @@ REPORTS = _kinds(
     "error feature_list",
 )
 MODEL_CALLS = _kinds("model", "reply failed deferred admitted")
-OTHERS = _kinds("conversation", "created begun changed operator_acted delegate_ended confirmation_reminder")
+OTHERS = _kinds(
+    "conversation", "created begun changed operator_acted delegate_ended confirmation_reminder party_stopped"
+)
 OTHERS |= {"model.switched"}
 KINDS = frozenset(ANSWERS) | UNANSWERED | REPORTS | MODEL_CALLS | OTHERS | frozenset().union(*ANSWERS.values())
 SOURCES = frozenset({"agent", "user", "environment"})
@@ -88,8 +89,7 @@ SOURCES = frozenset({"agent", "user", "environment"})
 AT_REST = {"action.system", "action.condensation"}  # asked for by a user
 TERMINAL = frozenset({"finished", "rejected", "error", "stopped"})
 WAITING = frozenset({"awaiting_user_input", "awaiting_user_confirmation", "paused"})
-REQUESTABLE = frozenset({"running", "paused", "stopped"})
-CONFIRMATIONS = frozenset({"user_confirmed", "user_rejected"})
+REQUESTABLE, CONFIRMATIONS = {"running", "paused", "stopped"}, frozenset({"user_confirmed", "user_rejected"})
 KEEPS_ACTIONS = frozenset({"paused", "awaiting_user_confirmation"})  # settled, but the actions of a turn wait
 UNREAD = re.compile(r"crashed its worker (?:[4-9]|\d\d+) times", re.ASCII)
 UNREAD_CODES = frozenset({"secrets_locked", "corrupt_entry", "events_lost"})  # no owner can read it to settle actions
@@ -117,27 +117,24 @@ class Conversation:
         self.conversation_id = conversation_id
         self.found: list[LogViolation] = []
         self.events: list[JsonEvent] = []
-        self.number = 0  # of the latest event
+        self.number = self.asked = self.confirmed = self.recovery = 0  # number: of the latest event
         self.latest: datetime | None = None
         self.forked_at, self.is_imported, self.is_headless = 0, False, True
         self.state, self.reason, self.error_code = "loading", "", ""
         self.requested: str | None = None
         self.ending: str | None = None  # how the agent's turn ends
         self.has_system_message = self.is_waiting_for_call = self.has_deferral = False
-        self.recovery, self.is_at_rest = 0, False
         self.unread = self.last_message = self.turn = self.cancelled_at = self.changed_at = 0
-        self.is_turn_open = False
+        self.is_turn_open = self.is_at_rest = self.are_limits_changed = False
         self.calls: dict[str, list[str]] = {}  # of the latest reply, without those that led to something
         self.answered: dict[int, int] = {}
+        self.stopped: set[tuple[str, int]] = set()
         self.open_tools: dict[int, JsonEvent] = {}  # the next step waits for these, and for the others
         self.open_others: dict[int, JsonEvent] = {}
-        self.asked = self.confirmed = 0
         self.answer: JsonEvent = {}
         self.delegates: dict[int, tuple[str, str]] = {}  # asked, refused, ended or reported; and its conversation
         self.steps, self.delegated_steps, self.usd, self.tokens = 0, 0.0, 0.0, 0.0
-        self.limits: dict[str, float] = {}
-        self.given: dict[str, float] = {}  # the limits at first, or after the latest change
-        self.are_limits_changed = False
+        self.limits, self.given = dict[str, float](), dict[str, float]()  # given at first, or by the latest change
         # after each event, what forbids a model call: the state, an action without an observation, limits
         self.moments: list[tuple[str, int, list[str]]] = [("loading", 0, [])]
 
@@ -163,6 +160,8 @@ class Conversation:
             self._read_action(event, kind, source)
         elif kind in MODEL_CALLS:
             self._read_call(event, kind)
+        elif kind == "conversation.party_stopped":
+            self._read_stop(event)
         else:
             self._read_change(event, kind)
         if self.number == self.forked_at:  # what was to follow in the same append stays in the origin
@@ -191,13 +190,22 @@ class Conversation:
         elif kind == "conversation.created":
             self.refuse("append", "the conversation is created a second time", self.number)
         elif kind == "conversation.changed":
-            if event.get("agent") or event.get("loop"):
-                self.has_system_message = False
+            self.has_system_message = self.has_system_message and not (event.get("agent") or event.get("loop"))
             if event.get("limits"):
                 self._take_limits(event)
                 self.are_limits_changed = self.state == "error"
         elif kind == "conversation.delegate_ended":
             self._read_delegate_end(event)
+
+    def _read_stop(self, event: JsonEvent) -> None:
+        """Read that a call of the model or an action has ended, after a request or the controller has stopped it."""
+        party, action = _text(event, "party"), _integer(event, "action_id")
+        answer = self.events[self.answered[action] - 1] if action in self.answered else {}
+        is_stopped = self.cancelled_at if party == "model" else _text(answer, "kind") == "observation.error"
+        one = (party, action or self.cancelled_at)
+        if not is_stopped or one in self.stopped:
+            self.refuse("stop", "says that something has ended which nothing has stopped, or which had ended before")
+        self.stopped.add(one)
 
     # --- Model calls: claim, takeover and budget ---------------------------------------------------------------------
     def _read_call(self, event: JsonEvent, kind: str) -> None:
@@ -261,8 +269,7 @@ class Conversation:
         return {"max_iterations": steps, "max_budget_usd": self.usd, "max_tokens": self.tokens}
 
     def _take_limits(self, event: JsonEvent) -> None:
-        found = ((name, _amount(_map(event, "limits").get(name))) for name in self.used)
-        self.given = {name: amount for name, amount in found if amount is not None}
+        self.given = {each: one for each in self.used if (one := _amount(_map(event, "limits").get(each))) is not None}
         self.limits = dict(self.given)
 
     def _find_reached_limits(self) -> list[str]:
@@ -330,9 +337,7 @@ class Conversation:
             if name in self.calls.get(call_id, ()):
                 self.calls[call_id].remove(name)
             else:
-                self.refuse(
-                    "turn", f"has a call of {name[:SHOWN_CHARS]!r} that is not, or no more, one of reply {reply}"
-                )
+                self.refuse("turn", f"has a call of {name[:SHOWN_CHARS]!r}, which reply {reply} has not, or no more")
 
     def _read_request(self, request: JsonEvent, source: str) -> None:
         wanted, named = _text(request, "agent_state"), request.get("action_id")
@@ -368,10 +373,8 @@ class Conversation:
                 if copy.get(name) != shown.get(name):
                     self.refuse("confirmation", f"has another {name[:SHOWN_CHARS]} than action {replaced}, as shown")
                     break
-            self.open_tools = {
-                self.number if one == replaced else one: copy if one == replaced else action
-                for one, action in self.open_tools.items()
-            }
+            both = ((self.number, copy) if one == replaced else (one, it) for one, it in self.open_tools.items())
+            self.open_tools = dict(both)
         self.confirmed = self.number if status == "confirmed" else self.confirmed
         self.answered[replaced] = self.number
 
@@ -412,8 +415,7 @@ class Conversation:
         is_confirmed = action.get("confirmation_state") not in ("awaiting_confirmation", "rejected")
         if not is_confirmed and kind not in ("observation.user_rejected", "observation.error"):
             self.refuse("confirmation", f"is the result of action {cause}, which no user has confirmed")
-        if kind == "observation.plan_accepted":
-            self.has_system_message = False
+        self.has_system_message = self.has_system_message and kind != "observation.plan_accepted"
         if cause in self.delegates and _text(observation, "error_id") == NOT_STARTED:
             self.delegates[cause] = ("refused", "")
 
@@ -455,13 +457,13 @@ class Conversation:
         if not self._may_become(now, change):
             wanted = f", and was asked to be {self.requested}" if self.requested else ""
             self.refuse("state", f"says {now[:SHOWN_CHARS]}, which does not follow: the agent was {was}{wanted}")
-        if now in (self.requested, "error") or {self.requested, now} <= CONFIRMATIONS:
-            self.requested = None
-        if now == self.ending or now in TERMINAL:
-            self.ending = None
+        is_granted = now in (self.requested, "error") or {self.requested, now} <= CONFIRMATIONS
+        self.requested = None if is_granted else self.requested
+        self.ending = None if now == self.ending or now in TERMINAL else self.ending
         self.recovery = 0 if now in ("stopped", "running") else self.recovery
         self.asked = _integer(change, "action_id") if now == "awaiting_user_confirmation" else 0
         self.state, self.reason = now, _text(change, "reason")
+        self.cancelled_at = self.number if now == "stopped" else self.cancelled_at
         self.has_deferral = self.has_deferral and now in ("running", "rate_limited")
         if now == "running" and was == "error" and not self.are_limits_changed:
             self._grow_limits()
@@ -548,11 +550,9 @@ def check_log(
     """Check a log, and return its violations; none for a correct log.
 
     Args:
-        events: all its events in order: JSON objects with `id`, `kind`, `source`, `cause_id`, `timestamp` and the
-            fields of the kind.
-        conversation_id: the conversation of the log; None for the one that the first event names.
-        index: the row of the index at the same moment: any of `last_event_id`, `state`, `iterations` and `cost_usd`.
-        must_be_over: the conversation should have ended, or wait for a user.
+        events: all its events in order, JSON objects: `id`, `kind`, `source`, `cause_id`, `timestamp`, and others.
+        conversation_id: None for the one that the first event names.
+        index: what the index says at the same moment: any of `last_event_id`, `state`, `iterations` and `cost_usd`.
     """
     first = events[0] if events and isinstance(events[0], Mapping) else {}
     log = Conversation(_text(first, "conversation_id") if conversation_id is None else conversation_id)

@@ -28,6 +28,7 @@ from .hardening import harden_process as harden_process
 from .host_load import HostLoad as HostLoad
 from .ids import check_conversation_id as check_conversation_id, derive_task_id as derive_task_id
 from .ids import draw_jitter as draw_jitter, is_conversation_id as is_conversation_id
+from .ids import make_connection_name as make_connection_name
 from .ids import make_worker_id_prefix as make_worker_id_prefix, new_conversation_id as new_conversation_id
 from .ids import new_key as new_key, new_token as new_token, new_worker_id as new_worker_id
 from .ids import shorten_randomly as shorten_randomly

@@ -17,6 +17,7 @@ from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.errors import UsageError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+CONNECTION_NAME = "deckhands"
 _CONVERSATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{2,63}")
 
 
@@ -52,8 +53,26 @@ def new_worker_id(role: str) -> str:
 
 def make_worker_id_prefix(role: str) -> str:
     """Return the prefix of the ids of a role's workers on this host: `<role>-<host>-`."""
-    host = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:24] or "host"
-    return f"{role}-{host}-"
+    return f"{role}-{_host()}-"
+
+
+def make_connection_name(worker_id: str = "") -> str:
+    """Return the name that a process gives its connections to the store, `deckhands-<host>-<pid>`.
+
+    Args:
+        worker_id: one of the process's workers; empty: this process.
+
+    Raises:
+        ValueError: the id names no process.
+    """
+    if not worker_id:
+        return f"{CONNECTION_NAME}-{_host()}-{os.getpid()}"
+    _, host, pid, _ = worker_id.split("-")
+    return f"{CONNECTION_NAME}-{host}-{pid}"
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:24] or "host"
 
 
 def new_token() -> str:

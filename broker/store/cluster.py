@@ -160,6 +160,29 @@ class ClusterConnection:
         replies = await asyncio.gather(*(self._exchange(node, [command]) for node in primaries))
         return {node: check_reply(reply) for node, (reply,) in zip(primaries, replies, strict=True)}
 
+    async def promote_replica(self, share: float) -> Host:
+        """Let a replica replace its primary, in agreement with it, and return the replica.
+
+        Args:
+            share: chooses one of the replicas; from 0 (inclusive) to 1 (exclusive).
+
+        Raises:
+            StoreMisconfigured: no primary has a replica.
+            StoreRefused: the replica refuses, as during another replacement.
+        """
+        asked = await self._find_node(HOME_SLOT)
+        (reply,) = await self._exchange(asked, [("CLUSTER", "SLOTS")])
+        replicas = sorted({_parse_node(each, asked) for _, _, _, *others in check_reply(reply) for each in others})
+        if not replicas:
+            raise StoreMisconfigured("no primary of the cluster has a replica", remedy="Add replicas.")
+        chosen = replicas[int(share * len(replicas))]
+        link = MultiplexedConnection(self._topology.find_endpoint(chosen), reply_timeout_seconds=ANSWER_SECONDS)
+        try:
+            await link.call("CLUSTER", "FAILOVER")
+        finally:
+            await link.aclose()
+        return chosen
+
     def another(self, *, reply_timeout_seconds: float) -> ClusterConnection:
         """See `Connection.another`."""
         return ClusterConnection(self._topology, reply_timeout_seconds=reply_timeout_seconds)

@@ -35,6 +35,7 @@ from broker.runtime import (
     UrlInFile,
     UsageError,
     load_current_url,
+    make_connection_name,
     read_tls,
 )
 from broker.store.confirmation import ACKED_KEY, READING, Confirmations, find_demand
@@ -135,6 +136,10 @@ class MultiplexedConnection:
         replies, epoch = await self.call_with_epoch(commands)
         await self._confirm(epoch, commands, replies)
         return replies
+
+    def load_sentinels(self) -> tuple[SentinelUrl, ssl.SSLContext | None] | None:
+        """See `Endpoint.load_sentinels`."""
+        return self._endpoint.load_sentinels()
 
     async def _confirm(self, epoch: int, commands: Sequence[Sequence[Argument]], replies: Sequence[Any]) -> None:
         """Wait for the confirmations that the store and the conversations demand of these calls, if any."""
@@ -434,11 +439,15 @@ class Endpoint:
         except (StoreMisconfigured, UsageError) as error:
             raise self.to_outage(error) from error
 
-    def _load_sentinels(self) -> tuple[SentinelUrl, ssl.SSLContext | None]:
+    def load_sentinels(self) -> tuple[SentinelUrl, ssl.SSLContext | None] | None:
+        """Return the Sentinels that the URL names, and how to reach them; None without."""
         address = self._address()
-        if address.sentinels is None:
+        return None if address.sentinels is None else (address.sentinels, address.ssl_context)
+
+    def _load_own_sentinels(self) -> tuple[SentinelUrl, ssl.SSLContext | None]:
+        if (found := self.load_sentinels()) is None:
             raise StoreUnavailable("The store's URL names no Sentinels any more.")
-        return address.sentinels, address.ssl_context
+        return found
 
     def add_wire(self, wire: _Wire, address: _Address) -> None:
         """Record a connection that works; with Sentinels, it ends when they announce another primary."""
@@ -448,7 +457,7 @@ class Endpoint:
         self._turn -= 1
         self._wires.add(wire)
         if self._follower is None:
-            following = follow_switches(self._load_sentinels, self._leave_others, self._follow)
+            following = follow_switches(self._load_own_sentinels, self._leave_others, self._follow)
             self._follower = asyncio.get_running_loop().create_task(following)
 
     async def stop_following(self) -> None:
@@ -547,7 +556,7 @@ class _Address:
             raise ValueError(f"db={database} is not a number")
         if int(database):
             self.greetings.append(("SELECT", int(database)))
-        self.greetings.append(("CLIENT", "SETNAME", "deckhands"))
+        self.greetings.append(("CLIENT", "SETNAME", make_connection_name()))
 
     def check_role(self, facts: Any) -> None:
         """Check that the server that the Sentinels named is a primary, by its INFO.

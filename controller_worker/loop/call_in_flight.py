@@ -51,6 +51,7 @@ from controller_worker.model import (
 from controller_worker.providers import Completion, NoResponseError, estimate_prompt_tokens
 from controller_worker.security import assess
 
+STOP_SECONDS = 5.0
 WARM_TEMPERATURE = 1.0
 """The temperature after an empty reply, if none is set: the same question would get the same answer (6.3)."""
 
@@ -175,16 +176,24 @@ class CallInFlight:
         else:
             await self.permit.charge(state, answer.result)
 
-    def cancel(self, state: State) -> None:
-        """Cancel a call whose answer is no longer needed."""
-        if self._task.cancel():
-            self.answer = None
-            self.permit.abandon(state)
+    async def cancel(self, state: State) -> float | None:
+        """Cancel a call whose answer is no longer needed, and return after how many seconds it has ended.
 
-    async def give_up(self, state: State) -> None:
-        """Cancel the call and its permit wait: another question replaces it."""
-        self.cancel(state)
+        None: there was no call, or it continues after `STOP_SECONDS`, like a thread that cannot be ended.
+        """
+        began, task = self._services.store.clock.monotonic(), self._task.cancel()
+        if task is None:
+            return None
+        self.answer = None
+        self.permit.abandon(state)
+        ended, _ = await asyncio.wait([task], timeout=STOP_SECONDS)
+        return self._services.store.clock.monotonic() - began if ended else None
+
+    async def give_up(self, state: State) -> float | None:
+        """Cancel the call and its permit wait: another question replaces it. Returns what `cancel` returns."""
+        seconds = await self.cancel(state)
         await self.permit.withdraw(state, is_over=True)
+        return seconds
 
     def abandon(self, state: State) -> None:
         """Cancel the call and release its permit or its place in the queue: the conversation has left this worker."""

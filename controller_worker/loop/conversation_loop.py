@@ -17,7 +17,7 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable
 
-from broker.contract import AgentState, is_settled
+from broker.contract import AgentState, PartyStopped, is_settled
 from broker.coordination import CarriedEvent, ClaimedConversation, CrashAttribution
 from broker.runtime import CONVERSATION, Clock, OwnershipLost
 from controller_worker.core import Append, Commit, State, find_decision_name, is_call_ending, next_effect
@@ -271,6 +271,16 @@ class ConversationLoop:
             await self._append(then)
         return then is not NextMove.WAIT
 
+    async def _report_stop(self, seconds: float | None) -> None:
+        """Append that the model call has ended which a request has stopped; None if none was in flight.
+
+        As a producer: the decision of this owner is in the log already, and the next one may be another's.
+        """
+        if seconds is not None:
+            stopped = PartyStopped(party="model", seconds=round(seconds, 3))
+            key = f"party_stopped:model:{self.state.version}"
+            await self._services.log.append(self.conversation_id, [stopped], key=key, quiet=True)
+
     async def _append(self, wanted: Append) -> bool:
         """Append; return False if the log has grown, so that the core must decide again."""
         before = self.state.lifecycle.agent_state
@@ -283,9 +293,10 @@ class ConversationLoop:
         self._performer.note_dispatched(commit)
         self._commit = commit
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
-            self._call.cancel(self.state)
+            stopped_after = await self._call.cancel(self.state)
+            await self._report_stop(stopped_after if self.state.lifecycle.agent_state is AgentState.STOPPED else None)
         elif any(map(is_call_ending, commit.events)):
-            await self._call.give_up(self.state)
+            await self._report_stop(await self._call.give_up(self.state))
         if not commit.is_partial:  # else it would keep all events of the remaining appends
             await self._log.save_snapshot()
         return True

@@ -22,8 +22,19 @@ from typing import Any
 
 from broker.coordination import list_members
 from broker.log import ConversationQuery, Conversations, Selection
-from broker.runtime import SYSTEM_CLOCK, Clock, DeckhandsError, UnknownConversation, UsageError, format_count
-from broker.store import SentinelUrl, is_cluster_url, is_sentinel_url, load_server_facts, order_fail_over
+from broker.runtime import (
+    SYSTEM_CLOCK,
+    Clock,
+    DeckhandsError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    UnknownConversation,
+    UsageError,
+    format_count,
+    make_connection_name,
+)
+from broker.store import close_connections, is_cluster_url, is_sentinel_url, load_server_facts, replace_primary
+from deckhands.chaos.fake_clock import FakeClock
 from deckhands.chaos.own_workers import OWN_POOL, OwnWorker, add_workers
 from deckhands.chaos.proxy import StoreProxy
 from deckhands.chaos.report import ChaosReport, EffectCounts, Fault, Latencies
@@ -38,11 +49,13 @@ FAULTS: Mapping[str, str] = {
     "stop": "SIGSTOP to a worker for 2 to 6 s, longer than its heartbeat holds, then SIGCONT",
     "delay": "a worker's link to the store is 0.1 to 0.6 s slow each way, for 3 to 8 s",
     "partition": "a worker's link to the store passes nothing on for 2 to 8 s",
+    "disconnect": "a worker's connections to the store are closed again and again for 1 to 5 s",
+    "clock": "the clock of a worker that the run has added jumps by up to an hour, for 3 to 8 s",
     "pause": "the store answers nobody for 0.5 to 3 s",
     "memory": "the store refuses writes, as at its memory limit, for 1 to 4 s",
     "disk": "the file system of the store is full for 1 to 4 s",
-    "store": "SIGKILL to the store, which its supervisor starts again",
-    "failover": "Sentinel promotes a replica of the store",
+    "store": "the store ends, by SIGKILL or SHUTDOWN, and its supervisor starts it again",
+    "failover": "a replica of the store is promoted",
 }
 """The faults, in the order of the documentation."""
 MAX_OPEN = 3
@@ -55,6 +68,9 @@ MAX_SMALL_DISK_BYTES = 1 << 30
 BALLAST = "chaos-ballast"
 BALLAST_STEP_BYTES = 1 << 20
 UNDO_SECONDS = 60.0
+CLOSING_SECONDS = 0.2
+"""The pause between two closings of a worker's connections."""
+CLOCK_STEPS_SECONDS = (-3_600, -30, 30, 3_600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +88,8 @@ class ChaosSpec:
         own_pairs: how many pairs of a controller and a tool worker are added; their links to the store may fail.
         allows_others: whether conversations of others may be in progress; then no worker is added.
         shares_pids: see `find_workers`.
-        store_directory: of the embedded store, if a supervisor starts it again; None: it is not killed.
+        store_directory: of the embedded store.
+        store_restarts: whether a supervisor starts the store again when it ends; else it is not ended.
         environment: for own workers.
     """
 
@@ -88,7 +105,14 @@ class ChaosSpec:
     allows_others: bool = False
     shares_pids: bool = False
     store_directory: Path | None = None
+    store_restarts: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+OF_OWN_WORKERS = frozenset(("delay", "partition", "clock"))
+"""The faults of workers that the run has added."""
+PROXY_REASON = "a proxy leads to a single store without TLS only"
+CLOCK_REASON = "the library libfaketime is not installed here (Debian: apt-get install libfaketime)"
 
 
 class NotPossible(Exception):
@@ -204,12 +228,18 @@ class Chaos:
     @contextlib.asynccontextmanager
     async def _own_workers(self) -> AsyncIterator[None]:
         spec = self._spec
-        if not spec.own_pairs or not {"delay", "partition"} & set(spec.faults):
+        wanted = OF_OWN_WORKERS & set(spec.faults)
+        can_have = {"delay", "partition"} if StoreProxy.supports(spec.url) else set[str]()
+        can_have |= {"clock"} if FakeClock.find_library() else set()
+        self._not_tried |= {
+            kind: CLOCK_REASON if kind == "clock" else PROXY_REASON for kind in sorted(wanted - can_have)
+        }
+        if not spec.own_pairs:
             why = "this run adds no workers (--workers)"
         elif spec.allows_others:
             why = "no workers are added to a cluster with the work of others"
-        elif not StoreProxy.supports(spec.url):
-            why = "a proxy leads to a single store without TLS only"
+        elif not wanted & can_have:
+            why = ""
         else:
             directory = spec.directory / "workers"
             async with add_workers(self._store, spec.url, directory, spec.environment, pairs=spec.own_pairs) as own:
@@ -217,7 +247,7 @@ class Chaos:
                 self._workload.pools += (OWN_POOL,)
                 yield
             return
-        self._not_tried |= {kind: why for kind in ("delay", "partition") if kind in spec.faults}
+        self._not_tried = {kind: why for kind in sorted(wanted) if why} | self._not_tried
         yield
 
     # Faults
@@ -266,6 +296,10 @@ class Chaos:
             return await self._signal_worker(kind, due)
         if kind in ("delay", "partition"):
             return await self._disturb_link(kind, due)
+        if kind == "disconnect":
+            return await self._disconnect(due)
+        if kind == "clock":
+            return await self._change_clock(due)
         causes = {
             "host": self._kill_host,
             "pause": self._pause_store,
@@ -294,9 +328,12 @@ class Chaos:
         members = await list_members(self._store)
         found = find_workers(members, self._clock.now(), shares_pids=self._spec.shares_pids)
         try:
-            # The heartbeats of killed workers hold for a while.
+            # The heartbeats of killed workers hold for a while; an own worker may have registered by a wrong clock.
+            own = {f"-{worker.child.pid}-" for worker in self._own if worker.child is not None}
             self._unreachable |= {
-                worker: why for worker, why in found.unreachable.items() if worker not in self._killed
+                worker: why
+                for worker, why in found.unreachable.items()
+                if worker not in self._killed and not any(pid in worker for pid in own)
             }
             live = Counter(
                 member.role for member in members if member.left_seconds > 0 and member.worker_id not in self._killed
@@ -356,9 +393,9 @@ class Chaos:
         await self._journal.undo(fault, self._store)
 
     async def _disturb_link(self, kind: str, due: float) -> Coroutine[Any, Any, None] | None:
-        if not self._own:
-            raise NotPossible(self._not_tried.get(kind, "this run has added no workers"))
-        worker = self._own[int(self._draw() * len(self._own))]
+        worker = self._choose_own(kind)
+        if worker.proxy is None:
+            raise NotPossible(PROXY_REASON)
         lasts = self._draw_between(3.0, 8.0) if kind == "delay" else self._draw_between(2.0, 8.0)
         moment = await self._look_at_clocks()
         if kind == "delay":
@@ -369,7 +406,7 @@ class Chaos:
 
         async def restore() -> None:
             await asyncio.sleep(lasts)
-            worker.proxy.restore()
+            worker.restore()
 
         return restore()
 
@@ -387,15 +424,64 @@ class Chaos:
             for _, process in hosts:
                 os.close(process.handle)
 
+    async def _disconnect(self, due: float) -> Coroutine[Any, Any, None]:
+        """Close the connections of a worker on any host, at the store."""
+        members = [member for member in await list_members(self._store) if member.left_seconds > 0]
+        names = sorted({name for member in members if (name := _find_connection_name(member.worker_id))})
+        if not names:
+            raise NotPossible("no worker was connected at that moment")
+        name = names[int(self._draw() * len(names))]
+        lasts = self._draw_between(1.0, 5.0)
+        moment = await self._look_at_clocks()
+        if not await close_connections(self._store.connection, name):
+            raise NotPossible("the store lists no connection of the worker: its version may be older")
+        self._note(moment, "disconnect", name, due, lasts=lasts)
+
+        async def keep_closing() -> None:
+            end = self._clock.monotonic() + lasts
+            while self._clock.monotonic() < end:
+                await asyncio.sleep(CLOSING_SECONDS)
+                with contextlib.suppress(DeckhandsError):  # another fault has stopped the store
+                    await close_connections(self._store.connection, name)
+
+        return keep_closing()
+
+    async def _change_clock(self, due: float) -> Coroutine[Any, Any, None]:
+        worker = self._choose_own("clock")
+        if worker.clock is None:
+            raise NotPossible(CLOCK_REASON)
+        step = CLOCK_STEPS_SECONDS[int(self._draw() * len(CLOCK_STEPS_SECONDS))]
+        lasts = self._draw_between(3.0, 8.0)
+        moment = await self._look_at_clocks()
+        worker.clock.step(step)
+        pid = worker.child.pid if worker.child else 0
+        self._note(moment, "clock", f"{worker.name}, by {step:+,} s", due, pid=pid, lasts=lasts)
+
+        async def step_back() -> None:
+            await asyncio.sleep(lasts)
+            worker.restore()
+
+        return step_back()
+
+    def _choose_own(self, kind: str) -> OwnWorker:
+        """Choose one of the workers that the run has added.
+
+        Raises:
+            NotPossible: there are none.
+        """
+        if not self._own:
+            raise NotPossible(self._not_tried.get(kind, "this run has added no workers"))
+        return self._own[int(self._draw() * len(self._own))]
+
     async def _pause_store(self, due: float) -> None:
-        self._require_server("pause")
         lasts = self._draw_between(0.5, 3.0)
         moment = await self._look_at_clocks()
         await self._store.connection.call("CLIENT", "PAUSE", int(lasts * 1000), "ALL")
         self._note(moment, "pause", "the store", due, lasts=lasts)
 
     async def _limit_memory(self, due: float) -> Coroutine[Any, Any, None]:
-        self._require_server("memory")
+        if is_cluster_url(self._spec.url):
+            raise NotPossible("the limits of a cluster's nodes may differ")
         if is_sentinel_url(self._spec.url):
             raise NotPossible("a failover would leave the limit on the former primary")
         generation = self._store.generation
@@ -438,35 +524,44 @@ class Chaos:
         return self._end_stop(fault, lasts)
 
     async def _kill_store(self, due: float) -> None:
-        directory = self._spec.store_directory
+        spec, directory = self._spec, self._spec.store_directory
+        if directory is None and not spec.store_restarts:
+            raise NotPossible("it is not known that the store is started again; `--store-restarts` states it")
+        if is_sentinel_url(spec.url) or is_cluster_url(spec.url):
+            raise NotPossible("a store with replicas fails over instead")
+        connection = self._store.connection
         if directory is None:
-            raise NotPossible("only the store of `deckhands up` on this machine is killed, since it is started again")
-        facts = await load_server_facts(self._store.connection)
-        process = open_store_process(int(facts.get("process_id", "0")), directory)
-        if process is None:
-            raise NotPossible(f"the store's process is not proven to be the server in {directory}")
-        with process:
+            _, keeps = await connection.call("CONFIG", "GET", "appendonly")
+            if keeps != b"yes":
+                raise NotPossible("the store has no append-only file, so its end would lose everything")
+            _, place = await connection.call("CONFIG", "GET", "dir")
+            directory = Path(place.decode())
+        facts = await load_server_facts(connection)
+        age = float(facts.get("uptime_in_seconds", "0"))
+        process = open_store_process(int(facts.get("process_id", "0")), directory, age_seconds=age)
+        if process is not None:
+            with process:
+                moment = await self._look_at_clocks()
+                _send(process, signal.SIGKILL)
+                self._note(moment, "store", "the store", due, pid=process.pid)
+        elif spec.store_restarts:  # it runs on another machine, in a container, or as another user
             moment = await self._look_at_clocks()
-            _send(process, signal.SIGKILL)
-            self._note(moment, "store", "the store", due, pid=process.pid)
+            with contextlib.suppress(OutcomeUnknown, StoreUnavailable):  # it closes the connection
+                await connection.call("SHUTDOWN", "NOW", "FORCE")
+            self._note(moment, "store", "the store, by SHUTDOWN", due)
+        else:
+            raise NotPossible(f"the store's process is not proven to be the server in {directory}")
         await self._store.now(self._store.all_shards[0])
 
     async def _fail_over(self, due: float) -> None:
-        if not is_sentinel_url(self._spec.url):
-            raise NotPossible("the store has no Sentinels")
-        url = SentinelUrl.parse(self._spec.url)
         moment = await self._look_at_clocks()
-        await order_fail_over(url)
-        self._note(moment, "failover", "the store", due)
+        target = await replace_primary(self._store.connection, share=self._draw())
+        self._note(moment, "failover", target, due)
         await self._store.now(self._store.all_shards[0])
-
-    def _require_server(self, kind: str) -> None:
-        if is_cluster_url(self._spec.url):
-            raise NotPossible(f"{kind} is tried on a single server only")
 
     async def _undo(self) -> None:
         for worker in self._own:
-            worker.proxy.restore()
+            worker.restore()
         try:
             async with asyncio.timeout(UNDO_SECONDS):
                 await self._journal.undo_all(self._store)
@@ -547,6 +642,14 @@ IN_PROGRESS = frozenset({"loading", "running", "rate_limited", "user_confirmed",
 def _send(process: ProvenProcess, number: signal.Signals) -> None:
     if not process.send(number):
         raise NotPossible(f"process {process.pid} had ended just before")
+
+
+def _find_connection_name(worker_id: str) -> str:
+    """Return the name of a worker's connections; empty if its id names no process."""
+    try:
+        return make_connection_name(worker_id)
+    except ValueError:
+        return ""
 
 
 def _shares_process(worker_id: str, other_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Workers that chaos adds to a cluster, each behind its own proxy, so that its link to the store can fail.
+"""Workers that chaos adds to a cluster, each behind its own proxy and with its own clock, so that both can fail.
 
 Holds: they end with their process. One that ends is started again.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from broker.coordination import list_members
 from broker.runtime import CONTROLLER, TOOLS, ChildProcess, DeckhandsError, make_worker_environment
 from broker.store import Store
+from deckhands.chaos.fake_clock import FakeClock
 from deckhands.chaos.proxy import StoreProxy
 from deckhands.cluster import ANY_MODEL, ClusterSpec
 
@@ -32,15 +33,23 @@ RESTART_SECONDS = 0.5
 
 @dataclass(slots=True)
 class OwnWorker:
-    """A worker and its proxy."""
+    """A worker, with its proxy and its clock where these are possible."""
 
     name: str
     role: str
-    proxy: StoreProxy
+    proxy: StoreProxy | None
+    clock: FakeClock | None
     environment: Mapping[str, str]
     log: Path
     child: ChildProcess | None = None
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def restore(self) -> None:
+        """End the faults of its link and of its clock. Idempotent."""
+        if self.proxy is not None:
+            self.proxy.restore()
+        if self.clock is not None:
+            self.clock.restore()
 
     async def run(self, command: tuple[str, ...]) -> None:
         """Start the worker, and start it again whenever it ends; never returns."""
@@ -75,19 +84,22 @@ async def add_workers(
         for number in range(1, pairs + 1):
             for role in (CONTROLLER, TOOLS):
                 name = f"chaos-{role}-{number}"
-                proxy = await stack.enter_async_context(StoreProxy(url, sockets / f"{role}-{number}"))
+                proxy = None
+                if StoreProxy.supports(url):
+                    proxy = await stack.enter_async_context(StoreProxy(url, sockets / f"{role}-{number}"))
+                clock = FakeClock.create(directory / f"{name}.clock")
                 whole = {
                     **environment,
                     ANY_MODEL: "",
-                    "DECKHANDS_URL": proxy.url,
+                    "DECKHANDS_URL": proxy.url if proxy else url,
                     "DECKHANDS_URL_FILE": "",
                     "DECKHANDS_POOLS": OWN_POOL,
                     "DECKHANDS_NODE": f"chaos-{socket.gethostname()}",
                     "DECKHANDS_NODE_DIR": str(directory / "node"),
                     "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
                 }
-                given = make_worker_environment(role, whole)
-                workers.append(OwnWorker(name, role, proxy, given, directory / f"{name}.log"))
+                given = make_worker_environment(role, whole) | (clock.environment if clock else {})
+                workers.append(OwnWorker(name, role, proxy, clock, given, directory / f"{name}.log"))
         try:
             for worker in workers:
                 worker.watch = asyncio.create_task(worker.run(tuple(commands[worker.role])), name=worker.name)
@@ -95,7 +107,7 @@ async def add_workers(
             yield workers
         finally:
             for worker in workers:
-                worker.proxy.restore()
+                worker.restore()
                 if worker.watch is not None:
                     worker.watch.cancel()
                     await asyncio.gather(worker.watch, return_exceptions=True)

@@ -198,14 +198,18 @@ def find_hosts(conversation_ids: Collection[str]) -> Iterator[tuple[str, ProvenP
             os.close(process.handle)
 
 
-def open_store_process(pid: int, directory: Path) -> ProvenProcess | None:
-    """Return the process of the store of an embedded cluster, which works in its directory; None if it is not one."""
+def open_store_process(pid: int, directory: Path, *, age_seconds: float) -> ProvenProcess | None:
+    """Return the process of the store, a server of this age that works in its directory; None if it is not one.
+
+    A store on another host, or in a container, may report the number of a process of this host.
+    """
     process = ProvenProcess.open(pid)
     if process is None:
         return None
     with suppress(OSError):
         works_there = Path(f"/proc/{pid}/cwd").readlink() == directory.resolve()
-        if works_there and Path(f"/proc/{pid}/exe").readlink().name in STORE_PROGRAMS:
+        is_as_old = abs(process.compute_age_seconds() - age_seconds) <= CLOCK_TOLERANCE_SECONDS
+        if works_there and is_as_old and Path(f"/proc/{pid}/exe").readlink().name in STORE_PROGRAMS:
             return process
     os.close(process.handle)
     return None

@@ -51,6 +51,7 @@ from .reading.terminal import redraw as redraw, redraw_lines as redraw_lines
 from .reasons.chain import explain as explain
 from .reasons.facts import ConversationFacts as ConversationFacts
 from .reasons.history import fold_history as fold_history
+from .reasons.stops import Stopped as Stopped
 from .reasons.link import Cause as Cause, Link as Link, Why as Why
 from .verification import Verification as Verification, verify_file as verify_file, verify_log as verify_log
 from .running_cluster import open_cluster as open_cluster

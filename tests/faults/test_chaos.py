@@ -22,18 +22,22 @@ from broker.contract.counted_commands import make_counted_command
 from broker.coordination import ClusterMember, Membership, list_members
 from broker.runtime import TOOLS, StoreMisconfigured, UsageError
 from broker.runtime.clock import SystemClock
-from broker.runtime.ids import make_worker_id_prefix
+from broker.runtime.ids import make_connection_name, make_worker_id_prefix
+from broker.store.server_control import close_connections
 from broker.store.store import open_store
-from deckhands.chaos.chaos import FAULTS, Chaos, ChaosSpec
+from deckhands.chaos.chaos import FAULTS, Chaos, ChaosSpec, NotPossible
+from deckhands.chaos.fake_clock import FakeClock
 from deckhands.chaos.report import ChaosReport, EffectCounts, Latencies
 from deckhands.chaos.undo_journal import OpenFault, UndoJournal
-from deckhands.chaos.victims import ProvenProcess, find_hosts, find_workers
+from deckhands.chaos.victims import ProvenProcess, find_hosts, find_workers, open_store_process
 from deckhands.chaos.workload import count_effects
 from deckhands.client.client import Client
-from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from deckhands.cluster.embedded_cluster import Cluster as EmbeddedCluster
+from deckhands.cluster.embedded_cluster import ClusterSpec
+from tests.clusters import Cluster
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until
-from tests.sentinels import SentinelGroup
+from tests.sentinels import PASSWORD, SentinelGroup, find_port
 from tests.served_stores import environment_with, serving
 from tests.stores import valkey_program
 
@@ -47,7 +51,7 @@ main()
 
 
 @contextlib.asynccontextmanager
-async def running(root: Path, **fields: Any) -> AsyncIterator[tuple[Cluster, Client]]:
+async def running(root: Path, **fields: Any) -> AsyncIterator[tuple[EmbeddedCluster, Client]]:
     """A cluster as `deckhands up` runs it, without a sandbox."""
     spec = ClusterSpec(
         root / "cluster",
@@ -57,7 +61,7 @@ async def running(root: Path, **fields: Any) -> AsyncIterator[tuple[Cluster, Cli
         **fields,
     )
     spec.directory.mkdir()
-    cluster = Cluster(spec)
+    cluster = EmbeddedCluster(spec)
     await cluster.start()
     try:
         await cluster.until_ready()
@@ -67,7 +71,7 @@ async def running(root: Path, **fields: Any) -> AsyncIterator[tuple[Cluster, Cli
         await cluster.stop()
 
 
-def spec_for(root: Path, cluster: Cluster, faults: Sequence[str], **fields: Any) -> ChaosSpec:
+def spec_for(root: Path, cluster: EmbeddedCluster, faults: Sequence[str], **fields: Any) -> ChaosSpec:
     return ChaosSpec(
         root / "chaos",
         cluster.url,
@@ -126,7 +130,8 @@ async def test_a_cluster_survives_every_fault_that_is_possible_here(tmp_path: Pa
     tried = {fault.kind for fault in report.faults}
     assert tried.isdisjoint(report.not_tried)
     # The others need a worker or a host that can be reached at that moment.
-    assert tried >= {"delay", "partition", "pause", "memory", "store"}
+    assert tried >= {"delay", "partition", "disconnect", "pause", "memory", "store"}
+    assert ("clock" in tried) is (FakeClock.find_library() is not None)
     assert tried & {"kill", "stop"}
     assert not report.unreachable
     assert UndoJournal(tmp_path / "chaos" / "open-faults.jsonl").load() == []
@@ -135,7 +140,7 @@ async def test_a_cluster_survives_every_fault_that_is_possible_here(tmp_path: Pa
     assert (written["holds"], written["seed"], len(written["faults"])) == (True, 5, len(report.faults))
     page = (tmp_path / "report" / "report.md").read_text()
     assert "Everything holds." in page
-    assert "the store has no Sentinels" in page
+    assert "the store has no Sentinels, and is no cluster" in page
 
 
 async def find_places(client: Client) -> set[tuple[str, bool]]:
@@ -172,7 +177,130 @@ async def test_a_fail_over_is_ordered_of_sentinels(tmp_path: Path) -> None:
             check_that_all_holds(report)
             assert "failover" in {fault.kind for fault in report.faults}
             assert report.not_tried["partition"] == "a proxy leads to a single store without TLS only"
-            assert "only the store of `deckhands up`" in report.not_tried["store"]
+            assert "`--store-restarts` states it" in report.not_tried["store"]
+
+
+SUPERVISOR = ("bash", "-c", 'while :; do setpriv --pdeathsig KILL "$@"; done', "supervisor")
+"""Starts a program again whenever it ends; it ends with its supervisor."""
+IN_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Gives a program other process ids, as a container does."""
+
+
+@contextlib.asynccontextmanager
+async def foreign_cluster(root: Path, around_store: Sequence[str] = ()) -> AsyncIterator[str]:
+    """A store and workers that other supervisors than `deckhands up` run; yields the store's URL."""
+    url = f"redis://:{PASSWORD}@127.0.0.1:{(port := find_port())}/0"
+    (root / "log").mkdir()
+    options = ("--port", str(port), "--dir", str(root / "log"), "--appendonly", "yes", "--requirepass", PASSWORD)
+    with (root / "store.log").open("wb") as log:
+        store = subprocess.Popen([*SUPERVISOR, *around_store, valkey_program(), *options], stdout=log, stderr=log)
+    try:
+        async with FaultCluster(root).running() as workers:
+            workers.url_for_workers, workers.started_by = url, SUPERVISOR
+            workers.start()
+            workers.start_controller("c2")
+            yield url
+    finally:
+        store.kill()
+        store.wait()
+
+
+def foreign_spec(root: Path, url: str, *faults: str, **fields: Any) -> ChaosSpec:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(root), "DECKHANDS_SANDBOX": "none"}
+    fields = {"own_pairs": 0, "conversations": 3, "every_seconds": 1.0, "store_restarts": True} | fields
+    return ChaosSpec(
+        root / "chaos", url, faults=faults, settle_seconds=unhurried(120), environment=environment, **fields
+    )
+
+
+@pytest.mark.timeout(600)
+async def test_a_cluster_of_other_supervisors_survives(tmp_path: Path) -> None:
+    kinds = ("kill", "stop", "host", "delay", "partition", "disconnect", "clock", "pause", "memory", "store")
+    async with (
+        foreign_cluster(tmp_path) as url,
+        await Client.connect(url, patience_seconds=unhurried(120)) as client,
+    ):
+        report = await Chaos(client, foreign_spec(tmp_path, url, *kinds, own_pairs=1, duration_seconds=16)).run()
+    check_that_all_holds(report)
+    hit = {fault.kind: fault for fault in report.faults}
+    assert set(hit) >= {"delay", "partition", "disconnect", "pause", "memory", "store"}
+    assert hit["store"].pid > 0  # it runs here, so it was killed
+    assert not report.unreachable
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a program other process ids")
+@pytest.mark.timeout(400)
+async def test_a_store_out_of_reach_is_shut_down(tmp_path: Path) -> None:
+    async with (
+        foreign_cluster(tmp_path, IN_CONTAINER) as url,
+        await Client.connect(url, patience_seconds=unhurried(120)) as client,
+    ):
+        report = await Chaos(client, foreign_spec(tmp_path, url, "store", duration_seconds=4)).run()
+    check_that_all_holds(report)
+    assert {(fault.target, fault.pid) for fault in report.faults} == {("the store, by SHUTDOWN", 0)}
+
+
+@pytest.mark.timeout(600)
+async def test_primaries_of_a_cluster_are_replaced(tmp_path: Path) -> None:
+    nodes = Cluster(valkey_program(), tmp_path)
+    async with nodes.running(), FaultCluster(tmp_path).running_on(nodes, 4) as workers:
+        workers.start()
+        kinds = ("failover", "disconnect", "pause", "memory", "store")
+        spec = foreign_spec(tmp_path, nodes.url, *kinds, every_seconds=2.0, duration_seconds=15)
+        report = await Chaos(workers.client, spec).run()
+    check_that_all_holds(report)
+    assert {fault.kind for fault in report.faults} == {"failover", "disconnect", "pause"}
+    assert report.not_tried["store"] == "a store with replicas fails over instead"
+
+
+async def test_a_store_that_keeps_nothing_is_not_ended(valkey_store: Any, tmp_path: Path) -> None:
+    await valkey_store.call("CONFIG", "SET", "appendonly", "no")
+    chaos = Chaos(Client(valkey_store), foreign_spec(tmp_path, "redis://h", "store"))
+    with pytest.raises(NotPossible, match="its end would lose everything"):
+        await chaos._cause("store", 0.0)
+    unasked = Chaos(Client(valkey_store), foreign_spec(tmp_path, "redis://h", "store", store_restarts=False))
+    with pytest.raises(NotPossible, match="--store-restarts"):
+        await unasked._cause("store", 0.0)
+
+
+async def test_connections_of_the_named_process_alone_are_closed(valkey_store: Any) -> None:
+    connection = valkey_store.connection
+    mine, others = (connection.another(reply_timeout_seconds=5) for _ in range(2))
+    for one, name in ((mine, "deckhands-host-1"), (others, "deckhands-host-11")):
+        await one.call("CLIENT", "SETNAME", name)
+    assert await close_connections(connection, "deckhands-host-1") == 1
+    assert await others.call("CLIENT", "GETNAME") == b"deckhands-host-11"
+    assert await mine.call("CLIENT", "GETNAME") == make_connection_name().encode()  # it has connected again
+    assert await close_connections(connection, "deckhands-host-1") == 0
+    await mine.aclose()
+    await others.aclose()
+
+
+def test_a_process_that_is_older_than_the_store_is_spared(tmp_path: Path) -> None:
+    with program(valkey_program(), "--port", "0", "--dir", str(tmp_path)) as server:
+        found = open_store_process(server.pid, tmp_path, age_seconds=1_000)
+        assert found is None  # another store reports its number
+        assert open_store_process(os.getpid(), Path.cwd(), age_seconds=0) is None
+
+
+@pytest.mark.skipif(FakeClock.find_library() is None, reason="libfaketime is not installed")
+def test_the_clock_of_one_process_jumps(tmp_path: Path) -> None:
+    clock = FakeClock.create(tmp_path / "clock")
+    assert clock is not None
+    show = "import time\nwhile input(): print(time.time() - time.monotonic(), flush=True)"
+    asked = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", show], env=os.environ | clock.environment, **asked) as process:  # type: ignore[call-overload]
+
+        def ask() -> float:
+            print("x", file=process.stdin, flush=True)
+            return float(process.stdout.readline())
+
+        before = ask()
+        clock.step(-3_600)
+        assert -3_601 < ask() - before < -3_599
+        clock.restore()
+        assert -1 < ask() - before < 1
+        print(file=process.stdin, flush=True)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a small file system")

@@ -48,6 +48,8 @@ ROLES = ("controller", "tool", "host", "ingress", "jobs", "beat", "server", "sto
 OFFERED = ("keyed", "plain", "checked", "ship", "ledger/mcp_keyed", "ledger/mcp_plain")
 CRASHED = "crashed its worker"
 SERVER_STARTS = 20
+KILLING_SHARE = 0.85
+"""How much of a limit of time passes with kills; the rest is for the work that is left then."""
 Submit = Callable[[str, dict[str, Any]], Awaitable[str]]
 
 
@@ -286,14 +288,17 @@ class World:
 
     # Kills
 
-    async def kill_all(self, kills: int) -> None:
-        """Kill so many members of all roles, each role as often as the others and at its own pace."""
+    async def kill_all(self, kills: int, seconds: float) -> None:
+        """Kill so many members of all roles, each role as often as the others and at its own pace, within a time."""
         shares = {role: len(range(number, kills, len(ROLES))) for number, role in enumerate(ROLES)}
-        await asyncio.gather(*(self.keep_killing(role, share) for role, share in shares.items()))
+        end = SystemClock().monotonic() + seconds
+        await asyncio.gather(*(self.keep_killing(role, share, end) for role, share in shares.items()))
 
-    async def keep_killing(self, role: str, kills: int) -> None:
+    async def keep_killing(self, role: str, kills: int, end: float) -> None:
         chance = random.Random(f"{self.seed} {role}")
         for _ in range(kills):
+            if SystemClock().monotonic() > end:
+                return
             due = SystemClock().monotonic() + chance.uniform(0.0, 2.0)
             await until(lambda due=due: SystemClock().monotonic() >= due, limit=60)  # type: ignore[misc]
             if role == "host":
@@ -380,7 +385,7 @@ async def run_with_kills(root: Path, proof: Proof, *, kills: int, seed: int) -> 
                 for name, submit in lanes.items()
                 for lane in range(2)
             ]
-            killing = asyncio.create_task(world.kill_all(kills))
+            killing = asyncio.create_task(world.kill_all(kills, proof.seconds * KILLING_SHARE))
             await asyncio.wait([killing, *working], return_when=asyncio.FIRST_COMPLETED)
             over.set()
             await killing

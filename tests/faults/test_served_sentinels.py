@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from broker.runtime import DeckhandsError, StoreMisconfigured
-from broker.store import SentinelUrl, find_latest_primary, order_fail_over
+from broker.store import SentinelUrl, find_latest_primary
 from broker.store.connection import MultiplexedConnection
-from broker.store.sentinel import find_primary
+from broker.store.sentinel import find_primary, order_fail_over
 from tests.polling import until
 from tests.sentinels import find_port
 from tests.served_stores import ADMIN, PASSWORDS, SERVE_VALKEY, environment_with

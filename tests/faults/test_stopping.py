@@ -20,6 +20,9 @@ from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
 from broker.coordination.membership import list_members
 from broker.tools.custom_tools import ToolContext
+from controller_worker.loop.call_in_flight import STOP_SECONDS as CALL_STOP_SECONDS
+from deckhands.client.reasons.history import fold_history
+from deckhands.client.reasons.stops import Stopped
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.test_mcp import offering, program
 from tests.polling import unhurried, until
@@ -170,10 +173,86 @@ async def test_nothing_runs_any_more_for_a_conversation_that_is_stopped(cluster:
     took = asyncio.get_running_loop().time() - began
     await cluster.settle([conversation_id])
     kinds = [event.kind for event in await cluster.client.events(conversation_id)]
-    assert kinds[-3:] == ["action.change_agent_state", "observation.error", "observation.agent_state_changed"]
+    decided = kinds.index("action.change_agent_state")
+    assert kinds[decided + 1 : decided + 3] == ["observation.error", "observation.agent_state_changed"]
     assert took < unhurried(STOP_SECONDS)
     host = HostFolder(cluster.root / "n", conversation_id)
     await cluster.until(lambda: not host.is_alive, what="the end of the host")
+
+
+async def find_stops(cluster: FaultCluster, conversation_id: str, parties: set[str]) -> dict[str, Stopped]:
+    """Wait until these parties have stopped by the log, verify it, and return when."""
+
+    async def have_all() -> bool:
+        return parties <= {
+            stop.party for stop in fold_history(await cluster.client.events(conversation_id)).stops.parties
+        }
+
+    await cluster.until(have_all, what=f"the stops of {parties}")
+    events = await cluster.client.events(conversation_id)
+    assert (await cluster.client.verify(conversation_id)).violations == ()
+    stops = fold_history(events).stops.parties
+    assert len(stops) == len({stop.party for stop in stops})
+    shown = (await cluster.client.why(conversation_id)).links[-1].lines
+    assert [line.partition("]")[0] for line in shown] == [f"[{stop.event_id}" for stop in stops]
+    return {stop.party: stop for stop in stops}
+
+
+async def test_log_says_when_a_stopped_command_has_ended(cluster: FaultCluster) -> None:
+    cluster.start()
+    mark = f"71.{os.getpid()}"
+    (conversation_id,) = await cluster.submit([bash(f"trap '' INT TERM; sleep {mark}; echo never")])
+    await cluster.until(lambda: mark in sleeping(), what="the program")
+    (action,) = [event.id for event in await cluster.client.events(conversation_id) if event.kind == "action.run"]
+    await cluster.client.cancel(conversation_id)
+    stops = await find_stops(cluster, conversation_id, {"controller", f"action {action}"})
+    assert mark not in sleeping()
+    ended = stops[f"action {action}"]
+    environment = {**os.environ, "DECKHANDS_URL": cluster.store.url, "DECKHANDS_HOME": str(cluster.root / "home")}
+    show = [sys.executable, "-P", "-m", "deckhands", "show", conversation_id]
+    shown = await asyncio.to_thread(subprocess.run, show, env=environment, capture_output=True, text=True, check=True)
+    assert str(ended) in shown.stdout
+    assert ended.after_seconds is not None
+    assert 0 <= (ended.took_seconds or 0) <= ended.after_seconds + 1
+
+
+async def test_log_says_when_a_stopped_model_call_has_ended(cluster: FaultCluster, tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        calls.append("asked")
+        while await reader.read(100_000):
+            pass
+        calls.append("ended")
+        writer.close()
+
+    async with await asyncio.start_server(keep_silent, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        table = tmp_path / "models.toml"
+        table.write_text(
+            f'[llm]\nmodel = "openai/x"\nbase_url = "http://{host}:{port}/v1"\napi_key = "k"\n', encoding="utf-8"
+        )
+        cluster.start_controller(LLM_CONFIG=str(table), DECKHANDS_ANY_MODEL="")
+        cluster.start_tool()
+        conversation_id = await cluster.client.submit("do it")
+        await cluster.until(lambda: calls == ["asked"], limit=60, what="a call of the model")
+        await cluster.client.cancel(conversation_id)
+        stops = await find_stops(cluster, conversation_id, {"controller", "the model call"})
+        assert 0 <= (stops["the model call"].took_seconds or 0) <= CALL_STOP_SECONDS
+        await cluster.until(lambda: calls == ["asked", "ended"], what="the end of the call")
+
+
+async def test_log_says_when_an_interrupted_tool_has_ended(cluster: FaultCluster) -> None:
+    trace = cluster.root / "trace"
+    cluster.start_controller()
+    cluster.start_tool("t1", **TOOLS)
+    (conversation_id,) = await cluster.submit([call("linger", trace=str(trace)), finish()], tools=["linger"])
+    await cluster.until(lambda: lines(trace) == ["begun"], what="the call")
+    (action,) = [event.id for event in await cluster.client.events(conversation_id) if event.kind == "action.call_tool"]
+    await cluster.client.interrupt(conversation_id)
+    await find_stops(cluster, conversation_id, {"controller", f"action {action}"})
+    assert lines(trace) == ["begun", "stopped"]
 
 
 async def test_a_call_of_an_mcp_server_is_stopped_there_too(tmp_path: Path) -> None:

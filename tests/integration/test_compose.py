@@ -345,5 +345,5 @@ def test_chaos_needs_no_rights_and_no_socket_of_the_engine() -> None:
     assert added["pids"]["network_mode"] == "none"
     assert added["chaos"]["networks"] == ["inside"]
     assert {"DECKHANDS_SECRET_KEY", "DECKHANDS_MASTER_KEYS"} <= set(added["chaos"]["environment"])
-    assert "--shared-pids" in added["chaos"]["entrypoint"]
+    assert {"--shared-pids", "--store-restarts"} <= set(added["chaos"]["entrypoint"])
     assert "/var/lib/chaos" in (ROOT / "Dockerfile").read_text()

@@ -384,6 +384,37 @@ def continued_after_its_end(log: Log) -> Iterator[Log]:
             yield renumbered([*log, log[at]])
 
 
+@breaks("stop")
+def stopped_although_it_has_ended(log: Log) -> Iterator[Log]:
+    """A tool worker says that it has stopped an action that has its result."""
+    for at in answers(log):
+        if log[at]["kind"] != "observation.error" and any(event["id"] == log[at]["cause_id"] for event in log):
+            yield renumbered([*log, stopped(log, "tool", log[at]["cause_id"])])
+
+
+@breaks("stop")
+def stopped_twice(log: Log) -> Iterator[Log]:
+    for at in answers(log):
+        if log[at]["kind"] == "observation.error":
+            yield renumbered([*log, *[stopped(log, "tool", log[at]["cause_id"])] * 2])
+
+
+@breaks("stop")
+def stopped_a_call_unasked(log: Log) -> Iterator[Log]:
+    if not of_kind(log, "observation.interrupted", "observation.rolled_back"):
+        yield from (
+            renumbered([*log[: at + 1], stopped(log, "model", None), *log[at + 1 :]])
+            for at in of_kind(log, "model.reply")
+        )
+
+
+def stopped(log: Log, party: str, action_id: int | None) -> dict[str, Any]:
+    """Return the event that says that a party has stopped."""
+    about = {name: log[-1].get(name) for name in ("timestamp", "source")}
+    kind = "conversation.party_stopped"
+    return {**about, "id": 0, "kind": kind, "party": party, "action_id": action_id, "seconds": 0.1}
+
+
 @breaks("settled")
 def ended_before_the_results(log: Log) -> Iterator[Log]:
     """The last observation is gone, and the conversation ends."""

@@ -11,13 +11,14 @@ import pytest
 
 from broker.contract.actions import MessageAction
 from broker.contract.codec import checksum_of, to_entry
-from broker.contract.events import Action, ConversationCreated, Event, EventSource
+from broker.contract.events import Action, ConversationCreated, Event, EventSource, PartyStopped
 from broker.contract.fencing import Ownership
 from broker.contract.file_events import FileReadObservation
 from broker.contract.kinds import FAILURES, ToolCallMetadata
-from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
+from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
 from broker.coordination.ownership import DispatchOutcome, Owners
+from broker.coordination.waiting_results import settle_results
 from broker.coordination.wakeups import WorkerMailbox
 from broker.log.append_call import Closed
 from broker.log.deletion import Deletion, NotDeleted
@@ -348,6 +349,59 @@ async def test_repeated_action_of_an_earlier_version_gets_a_capability(world: Wo
     await world.answer(again, "accepted")
     (found,) = await world.observations()
     assert found.content == "accepted"  # type: ignore[attr-defined]
+
+
+def end_of(action_id: int) -> PartyStopped:
+    return PartyStopped(party="tool", action_id=action_id, seconds=0.5)
+
+
+async def find_ends(world: World) -> list[int | None]:
+    await world.mailbox.read()
+    await settle_results(world.controller, CID)
+    return [event.action_id for event in await world.log.read(CID) if isinstance(event, PartyStopped)]
+
+
+async def test_end_of_a_stopped_action_is_recorded_once(world: World) -> None:
+    ownership = await claim(world.controller, "w1")
+    await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
+    (delivery,) = await world.take()
+    unrun = ErrorObservation(content="stopped", cause=ACTION)
+    assert await find_ends(world) == []
+    await world.log.append_as_owner(ownership, [unrun], expected_last_id=2, answers={0: ACTION})
+    await world.answer(delivery, "too late")
+    for _ in range(2):
+        await world.tool_log.append(CID, [end_of(ACTION)], key=f"party_stopped:{ACTION}", quiet=True)
+    assert await find_ends(world) == [ACTION]
+    await world.tool_log.append(CID, [end_of(ACTION)], key=f"party_stopped:{ACTION}", quiet=True)
+    assert await find_ends(world) == [ACTION]
+    assert await world.controller.call("EXISTS", f"{world.controller.known_keys(CID).root}:results") == 0
+
+
+@pytest.mark.parametrize("forgery", ["answered", "running", "another action", "a message", "the model's call"])
+async def test_forged_ends_of_actions_do_not_reach_the_log(world: World, forgery: str) -> None:
+    ownership = await claim(world.controller, "w1")
+    await world.log.append_as_owner(ownership, [command("ls"), command("ls")], expected_last_id=1, dispatch=[0, 1])
+    first, _ = sorted(await world.take(), key=lambda one: one.action_id)
+    if forgery == "answered":
+        place, checksum = first.location, checksum_of(first.entry)
+        await world.tool_log.append_observation(
+            CID, output(ACTION, "a.txt"), worker_id="t1", place=place, checksum=checksum, fingerprint="f" * 16
+        )
+        assert len(await world.observations()) == 1
+    elif forgery != "running":
+        unrun = ErrorObservation(content="stopped", cause=ACTION)
+        await world.log.append_as_owner(ownership, [unrun], expected_last_id=3, answers={0: ACTION})
+    event: Event = {
+        "another action": end_of(ACTION + 1),
+        "a message": message("I am the user"),
+        "the model's call": PartyStopped(party="model", action_id=ACTION),
+    }.get(forgery, end_of(ACTION))
+    results = f"{world.tool.known_keys(CID).root}:results"
+    before = await world.log.load_last_id(CID)
+    await world.tool.call("XADD", results, "*", "a", ACTION, "s", "stop", "e", encode(event))
+    assert await find_ends(world) == []
+    assert await world.log.load_last_id(CID) == before
+    assert await world.controller.call("EXISTS", results) == 0
 
 
 async def test_owner_decides_only_with_the_results_that_wait(world: World) -> None:

@@ -169,7 +169,7 @@ class Executor:
     async def execute_control(self, order: ControlDelivery) -> None:
         """Stop a running action, or end a workspace. Idempotent."""
         if order.order in ("close", "cancel"):
-            self._stop_orders.record(order.conversation_id, order.action_id)
+            self._stop_orders.record(order.conversation_id, order.action_id, location=order.location)
         if order.order == "close":
             await self._workspaces.close(order.conversation_id)
             if self._checkpointing is not None:

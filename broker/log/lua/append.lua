@@ -25,6 +25,8 @@ local MOST_CARRIED_BYTES = 16384  -- of an observation that the owner gets with 
 
 local MOST_ENDED = 1000
 
+local STOPPED = '^party_stopped:(%d+)$'  -- the key of the news that a stopped action has ended
+
 -- Fields that are set at creation only: no later append changes the tenant of a conversation, or its key.
 local FIXED = {class = true, tenant = true, open_in = true, acks = true, data_key = true}
 
@@ -153,7 +155,8 @@ function check.producer(a)
   a.key = 'p:' .. a.call.key
   local range = store.get(a.once, a.key)
   if range then return history.duplicate(range) end
-  if a.found[CLOSED] then return {'closed'} end
+  local stopped = string.match(a.call.key, STOPPED)
+  if a.found[CLOSED] or stopped and not results.was_stopped(a.base, stopped) then return {'closed'} end
   if is_refused(a) then return {'busy'} end
   return a.call.seen and tonumber(a.call.seen) ~= a.last and {'conflict', a.last}
 end
@@ -340,7 +343,10 @@ local function append(keys, args, call)
   if has_another_key(a) then return {'locked'} end
   if (a.call.by == 'tool' or a.call.by == 'producer') and results.must_wait(a.base) then
     local gap = a.call.by == 'producer' and string.match(a.call.key, '^gap:(.*)$')
+    local stopped = a.call.by == 'producer' and string.match(a.call.key, STOPPED)
     if gap then results.leave_gap(a.shard, a.base, a.cid, gap, a.found[OWNER], a.found[RUNG], a.now)
+    elseif stopped then
+      results.leave_stop(a.shard, a.base, a.cid, stopped, a.args[3], a.found[OWNER], a.found[RUNG], a.now)
     elseif a.call.by == 'producer' then return {err = 'NOPERM this user may not add to a log'}
     else
       results.leave(a.shard, a.base, a.cid, a.call, a.args[3], a.found[OWNER], a.found[RUNG], a.now)

@@ -3,7 +3,8 @@
 -- may be encrypted: a controller reads it, and hands in those bytes that answer the action. Where tool workers may add to
 -- logs, as in a store without users for roles, they do so at once.
 -- Keys:  conversation base  :results  stream  a=action w=worker k=capability s=checksum f=fingerprint u=used e=bytes
---                                     tool workers may add to it, and read and remove nothing
+--                                     tool workers may add to it, and read and remove nothing. s=stop: not an observation,
+--                                     but the news that a stopped action has ended, which needs no capability
 --                           :grants   hash    action -> its capability; tool workers may neither read nor write it
 --        shard base         :worker:<id>:mail stream   r=1: there are results to settle
 
@@ -19,6 +20,8 @@ local MOST_BYTES = 4194304        -- of the results in one reply, but at least o
 
 -- Instead of the claimer of an action whose result was refused: it may have run, so its next worker asks the journal.
 results.REFUSED = '-'
+results.STOP = 'stop'
+results.STOPPED = 'p:party_stopped:'
 
 -- Make the capability of an action that is dispatched. The caller brings the randomness; an earlier version brings none,
 -- and a user with the rights of an earlier version may not write it.
@@ -68,6 +71,12 @@ function results.leave_gap(shard, base, cid, gap, owner, notified, now)
   tell(shard, base .. ':meta', cid, owner, notified, now)
 end
 
+-- Leave the news that a stopped action has ended. A controller reads it; it is appended once for each action.
+function results.leave_stop(shard, base, cid, action, bytes, owner, notified, now)
+  redis.call('XADD', base .. ':results', '*', 'a', action, 's', results.STOP, 'e', bytes)
+  tell(shard, base .. ':meta', cid, owner, notified, now)
+end
+
 -- Whether results wait. A user with the rights of an earlier version may not ask; then tool workers leave none either.
 function results.are_waiting(base)
   return store.may('EXISTS', base .. ':results') and redis.call('EXISTS', base .. ':results') == 1
@@ -92,6 +101,19 @@ local function action_of(base, found)
   local granted = action and redis.call('HGET', base .. ':grants', action)
   local claimer = action and store.get(base .. ':once', 'w:' .. action)
   return granted and granted == found['k'] and claimer == found['w'] and found['e'] and action or nil
+end
+
+-- Whether an action was answered by its controller, and not by a tool worker: only that has a fingerprint.
+function results.was_stopped(base, action)
+  local settled = store.get(base .. ':once', 'o:' .. action)
+  return settled and not string.match(settled, '^%d+:%d+:[^:]*:.')
+end
+
+-- The action whose end is news: it was stopped, and there is no such news yet; otherwise nil.
+local function stop_of(base, found)
+  local action, once = string.match(found['a'] or '', '^%d+$'), base .. ':once'
+  local is_news = found['s'] == results.STOP and action and found['e'] and results.was_stopped(base, action)
+  return is_news and not store.get(once, results.STOPPED .. action) and action or nil
 end
 
 -- Refuse a result. Its claimer is alive and has done what it would do, so the action has to be dispatched again.
@@ -120,6 +142,10 @@ local function finish(base, shard, cid, id, action, bytes)
     end
     if why ~= '' then refuse(base, shard, key, id, found, why) end
     redis.call('XDEL', key, id)
+  elseif found and stop_of(base, found) == action then
+    local call = {by = 'producer', key = string.sub(results.STOPPED, 3) .. action, quiet = true, events = {{}}}
+    if bytes ~= '' then store.attempt(shard, key, id, results.append, {base, shard}, {cid, '', bytes}, call) end
+    redis.call('XDEL', key, id)
   end
 end
 
@@ -130,7 +156,7 @@ local function collect(base, shard, reply)
     local page = redis.call('XRANGE', key, from, '+', 'COUNT', PAGE)
     for _, item in ipairs(page) do
       local id, found = item[1], store.pairs_of(item[2])
-      local action = action_of(base, found)
+      local action = action_of(base, found) or stop_of(base, found)
       if not action then
         -- Only one that was dispatched by an earlier version has none: the others may be anyone's.
         local named = string.match(found['a'] or '', '^%d+$')

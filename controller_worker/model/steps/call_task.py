@@ -83,13 +83,12 @@ class CallTask:
         self._is_prepared = False
         return is_prepared
 
-    def cancel(self) -> bool:
-        """Cancel the task; return whether there was one."""
-        if self._task is None:
-            return False
-        self._task.cancel()
-        self._task = None
-        return True
+    def cancel(self) -> asyncio.Task[None] | None:
+        """Cancel the task and return it; None if there was none."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        return task
 
     def _start(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None], name: str) -> Started:
         assert self._task is None, f"{self._name} already has a task"

@@ -39,6 +39,7 @@ class ChaosOptions:
     report: str | None
     others: bool
     shares_pids: bool
+    store_restarts: bool
     undo: bool
     is_list: bool
     as_json: bool
@@ -73,6 +74,10 @@ class ChaosOptions:
 @click.option(
     "--shared-pids", "shares_pids", is_flag=True, help="The workers' containers share the process ids of this one."
 )
+@click.option(
+    "--store-restarts", is_flag=True,
+    help="A supervisor starts the store at DECKHANDS_URL again when it ends, so it may be ended.",
+)  # fmt: skip
 @click.option("--undo", is_flag=True, help="Only undo what an earlier run has left, such as a stopped worker.")
 @click.option("--list", "is_list", is_flag=True, help="List the faults, and exit.")
 @json_option
@@ -126,6 +131,7 @@ async def _run(settings: CliSettings, home: Home, directory: Path, options: Chao
         seed=options.seed,
         allows_others=options.others,
         shares_pids=options.shares_pids,
+        store_restarts=options.store_restarts,
         store_directory=home.cluster / "valkey" if is_own else None,
         environment=settings.environment,
     )

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from broker.contract import Event, RiskyAction
+from broker.contract import AgentState, Event, RiskyAction
 from broker.log import render_event_line
 from broker.runtime import UsageError, format_count
 from deckhands.cli.command_group import with_options
@@ -23,11 +23,13 @@ from deckhands.client import (
     ForkPoint,
     IsArchived,
     RunIsOver,
+    Stopped,
     Summary,
     Tally,
     Until,
     clean_line,
     conversation_client,
+    fold_history,
     has_ended,
     note,
     print_ascii,
@@ -110,13 +112,21 @@ def show(options: ShowOptions) -> None:
         events = asked.events_until(asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True)))
         summary = summarize(events)
     waits_for = asyncio.run(read_wait_reason(settings, asked.conversation_id)) if asked.at is None else ""
+    stops: list[Stopped] = []
+    if summary.state in (AgentState.STOPPED, AgentState.PAUSED):
+        events = events or asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True))
+        stops = fold_history(events).stops.parties
     if options.as_json:
-        print_json(summary.as_json() | ({"wait_reason": waits_for} if waits_for else {}))
+        more: dict[str, object] = {"wait_reason": waits_for} if waits_for else {}
+        more |= {"stopped": [asdict(stop) for stop in stops]} if stops else {}
+        print_json(summary.as_json() | more)
         return
     printer = EventPrinter(as_json=False)
-    if events:
+    if asked.at is not None:
         printer.event(events[-1])
     print_text("\n".join(render_summary(summary)))
+    for stop in stops:
+        print_text(f"{'':<14}{clean_line(str(stop), limit=1_000)}")
     if waits_for:
         print_text(f"{'Waits for:':<14}{clean_line(WAITS.get(waits_for, waits_for), limit=1_000)}")
     if summary.message:

@@ -7,6 +7,7 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import timedelta
 
 from broker.contract import REMEDIES, TERMINAL_STATES, Action, AgentState, find_error_remedy, render_error
@@ -293,7 +294,9 @@ def explain_pause(facts: ConversationFacts) -> list[Link]:
         f"It was paused{who or '.'}",
         history.changed.timestamp if history.changed else None,
         remedy=f"`deckhands resume {facts.conversation_id}`, or a message.",
-        details={"author": operator.author, "reason": operator.reason} if who and operator else {},
+        details=({"author": operator.author, "reason": operator.reason} if who and operator else {})
+        | _list_stops(facts),
+        lines=_show_stops(facts),
     )
     return [link]
 
@@ -345,7 +348,18 @@ def explain_end(facts: ConversationFacts) -> list[Link]:
     if state in (AgentState.ERROR, AgentState.STOPPED):
         remedy = f"{find_error_remedy(key, code)} `deckhands resume {name}` continues it.".strip()
     when = changed.timestamp if changed else None
-    return [Link(Cause.ENDED, text, when, remedy=remedy, details={"code": code} if code else {})]
+    details = ({"code": code} if code else {}) | _list_stops(facts)
+    return [Link(Cause.ENDED, text, when, remedy=remedy, details=details, lines=_show_stops(facts))]
+
+
+def _show_stops(facts: ConversationFacts) -> tuple[str, ...]:
+    """Show when each party stopped after the latest request to stop or to interrupt."""
+    return tuple(map(str, facts.history.stops.parties))
+
+
+def _list_stops(facts: ConversationFacts) -> dict[str, object]:
+    stopped = [asdict(party) for party in facts.history.stops.parties]
+    return {"stopped": stopped} if stopped else {}
 
 
 def explain_actions(facts: ConversationFacts) -> list[Link]:

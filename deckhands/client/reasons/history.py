@@ -31,6 +31,7 @@ from broker.contract import (
     OperatorActed,
 )
 from broker.log import Status
+from deckhands.client.reasons.stops import Stops
 
 LAST_LINES = 5
 TEXT_CHARS = 300
@@ -51,6 +52,7 @@ class History:
         unread: the first message or request that the agent has not noticed.
         operator: the latest action of an operator through the server.
         lines: the latest events, as readable lines.
+        stops: the parties that have stopped since the latest request to stop.
         updated: when the log was last written.
     """
 
@@ -68,10 +70,12 @@ class History:
     is_started: bool = False
     updated: datetime | None = None
     lines: list[str] = field(default_factory=list)
+    stops: Stops = field(default_factory=Stops)
 
     def add(self, event: Event) -> None:
         """Add the next event."""
         self.status = self.status.apply(event)
+        self.stops.add(event)
         self.updated = event.timestamp or self.updated
         if self.status.is_unanswered:
             is_request = isinstance(event, MessageAction | ChangeAgentStateAction)

@@ -47,6 +47,8 @@ class ActionRun:
     work: RemoteWork | None = None
     traceparent: str | None = None
     is_recorded: bool = False
+    is_stopped: bool = False
+    stop_ordered_ms: int | None = None
     action: Action = field(init=False)
     tool: Tool = field(init=False)
     request: HostRequest = field(init=False)

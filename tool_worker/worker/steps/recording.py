@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 
-from broker.contract import ErrorObservation, Observation, codec
+from broker.contract import ErrorObservation, Observation, PartyStopped, codec
 from broker.coordination import Figures
 from broker.log import Appended, EventLog, record_gap
-from broker.runtime import CorruptEntry, EventsLost, EventUnfit, failpoint
+from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, EventUnfit, failpoint
 from broker.secrets import SecretsLocked
 from tool_worker.tools import make_replacement
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
@@ -52,9 +52,24 @@ class Recorder:
             # This text contains no secrets.
             await self._append(EventLog(self._log.store), run, make_replacement(observation, text, error))
         failpoint("tool.after_append")
+        if run.is_stopped and not run.is_recorded:
+            await self._report_stop(run)
         if self._checkpointing is not None and run.delivery.workspace.path is None:
             await self._checkpointing.note_result(run.conversation_id, observation.workspace_use)
         return observation
+
+    async def _report_stop(self, run: ActionRun) -> None:
+        """Append that a stopped action, which the log has answered before, has ended. Once for each action."""
+        cid, action_id, ordered = run.conversation_id, run.delivery.action_id, run.stop_ordered_ms
+        try:
+            seconds = None
+            if ordered is not None:
+                now = await self._log.store.now((await self._log.store.locate(cid)).shard)
+                seconds = round(max(0.0, now.timestamp() - ordered / 1_000), 3)
+            stopped = PartyStopped(party="tool", action_id=action_id, seconds=seconds)
+            await self._log.append(cid, [stopped], key=f"party_stopped:{action_id}", quiet=True)
+        except DeckhandsError as error:  # the conversation may be gone, and the action has ended anyway
+            _log.warning("the end of stopped action %d of %s is not recorded: %s", action_id, cid, error)
 
     async def _append(self, log: EventLog, run: ActionRun, observation: Observation) -> None:
         delivery = run.delivery

@@ -104,6 +104,7 @@ async def call_offered_tool(
     )
     call = offered.call(run.action, run.claim, run.conversation_id, context)
     answer = await calls.run(context, call)
+    run.is_stopped = run.is_stopped or context.is_cancelled
     failpoint("tool.after_result")
     return answer
 

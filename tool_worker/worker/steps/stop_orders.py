@@ -32,6 +32,7 @@ class StopOrders:
 
     def __init__(self, is_answered: Callable[[str, int], Awaitable[bool]]) -> None:
         self._is_answered = is_answered
+        self._runs: dict[_Key, ActionRun] = {}
         self._is_stopped: dict[_Key, bool] = {}
         self._checks: set[asyncio.Task[bool]] = set()
 
@@ -40,20 +41,30 @@ class StopOrders:
 
         An action that another worker had may already run; then the order reaches it through the host.
         """
-        if not isinstance(run.claim, ActionClaimed):
-            return await rest(run)
         key = (run.conversation_id, run.delivery.action_id)
-        self._is_stopped[key] = False
+        self._runs[key] = run
+        if isinstance(run.claim, ActionClaimed):
+            self._is_stopped[key] = False
         try:
             return await rest(run)
         finally:
+            self._runs.pop(key, None)
             self._is_stopped.pop(key, None)
 
-    def record(self, conversation_id: str, action_id: int = 0) -> None:
-        """Record the order to stop an action, or all actions of the conversation if `action_id` is 0."""
-        for key in self._is_stopped:
+    def record(self, conversation_id: str, action_id: int = 0, *, location: str = "") -> None:
+        """Record the order to stop an action, or all actions of the conversation if `action_id` is 0.
+
+        Args:
+            location: the order's entry, `<stream>|<milliseconds>-<number>`, whose time is the store's.
+        """
+        millis = location.rpartition("|")[2].partition("-")[0]
+        for key, run in self._runs.items():
             if key[0] == conversation_id and action_id in (0, key[1]):
-                self._is_stopped[key] = True
+                run.is_stopped = True
+                if run.stop_ordered_ms is None and millis.isdecimal():
+                    run.stop_ordered_ms = int(millis)
+                if key in self._is_stopped:
+                    self._is_stopped[key] = True
 
     async def obey(self, run: ActionRun, rest: RestOfHostCall) -> HostResult:
         """Start an action unless it was ordered to stop; after a second, stop it if the log already answers it.
@@ -65,12 +76,12 @@ class StopOrders:
         action_id = run.action.id
         is_stopped = self._is_stopped.get((host.conversation_id, action_id))
         if is_stopped is None:  # another worker had the action, and the stop order may have come between the two
-            is_stopped = await self._stop_if_answered(host, action_id)
+            is_stopped = await self._stop_if_answered(run, host)
         if is_stopped:
             raise StoppedBeforeStart
 
         def look() -> None:
-            looking = asyncio.create_task(self._stop_if_answered(host, action_id))
+            looking = asyncio.create_task(self._stop_if_answered(run, host))
             self._checks.add(looking)
             looking.add_done_callback(self._checks.discard)
 
@@ -80,11 +91,13 @@ class StopOrders:
         finally:
             timer.cancel()
 
-    async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> bool:
+    async def _stop_if_answered(self, run: ActionRun, host: OpenWorkspace) -> bool:
         """Stop an action if the log answers it; return whether the log does."""
         is_answered = False
         with contextlib.suppress(HostLost, StoreError):
+            action_id = run.action.id
             is_answered = await self._is_answered(host.conversation_id, action_id)
             if is_answered:
+                run.is_stopped = True
                 await host.interrupt(action_id)
         return is_answered
