@@ -22,13 +22,11 @@ class CondenserSpec(EventValue):
     TYPES: ClassVar[dict[str, type[CondenserSpec]]] = {}
     handles_requests: ClassVar[bool] = False
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register a specification with a literal type."""
-        super().__pydantic_init_subclass__(**kwargs)
-        named = cls.model_fields.get("type")
-        if named is not None and isinstance(named.default, str):
-            CondenserSpec.TYPES[named.default] = cls
+        super().__init_subclass__(**kwargs)
+        if isinstance(name := cls.__dict__.get("type"), str):
+            CondenserSpec.TYPES[name] = cls
 
 
 class NoOpCondenserSpec(CondenserSpec):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from broker.contract.deferred_models import DeferredModel
 from broker.contract.specs import AgentSpec, EventValue
 from broker.contract.tool_arguments import RISK, parse_arguments, parse_risk, require_text
 from broker.contract.tool_specs import OutcomePolicy, ToolSpec
@@ -118,7 +119,7 @@ def drop_class_annotations(model: type[BaseModel]) -> None:
         annotations.pop(name, None)
 
 
-class Event(BaseModel):
+class Event(BaseModel, metaclass=DeferredModel):
     """Anything that happened in a conversation.
 
     A subclass with a literal `kind` is a kind of event. Facts that are true of all events of a kind are on its class.
@@ -163,15 +164,19 @@ class Event(BaseModel):
     tool_call_metadata: ToolCallMetadata | None = None
     blobs: dict[str, BlobRef] | None = None
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register a class with a literal kind."""
-        super().__pydantic_init_subclass__(**kwargs)
-        drop_class_annotations(cls)
-        kind = cls.model_fields["kind"].default
+        super().__init_subclass__(**kwargs)
+        kind = cls.__dict__.get("kind")
         if isinstance(kind, str):
             assert kind not in cls.KINDS or cls.KINDS[kind].__qualname__ == cls.__qualname__, kind
             Event.KINDS[kind] = cls
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Let Pydantic build subclasses faster."""
+        super().__pydantic_init_subclass__(**kwargs)
+        drop_class_annotations(cls)
 
     def wire(self) -> dict[str, Any]:
         """Return the event as plain JSON values, without `id`; fields that are None are left out."""
@@ -232,10 +237,9 @@ class Action(Event):
     thought: str = ""
     traceparent: Traceparent = None
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register a class with a literal kind, and let its tool create actions of this class."""
-        super().__pydantic_init_subclass__(**kwargs)
+        super().__init_subclass__(**kwargs)
         if "tool_spec" in cls.__dict__:
             cls.tool_spec = replace(cls.tool_spec, convert=cls.from_call)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from broker.contract.deferred_models import DeferredModel
 
-class EventValue(BaseModel):
+
+class EventValue(BaseModel, metaclass=DeferredModel):
     """A value inside an event."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
