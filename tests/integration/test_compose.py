@@ -35,7 +35,7 @@ PASSWORDS = tuple(
     f"{who}_PASSWORD"
     for who in (
         *("ADMIN", "OPERATOR", "CONTROLLER", "TOOL", "INGRESS", "JOBS", "GATEWAY", "METRICS", "PRODUCER"),
-        *("QUEUE", "FLOWER"),
+        *("BEAT", "QUEUE", "FLOWER"),
     )
 )
 POOLS = {"ipython": "bash,ipython", "browser": "bash,browser,ipython"}
@@ -121,8 +121,9 @@ def test_only_setup_is_admin_and_each_role_has_its_own_user() -> None:
     texts = {name: json.dumps(service.get("environment", {})) for name, service in services().items()}
     users = {name: re.findall(r"redis://(\w+):", text) for name, text in texts.items()}
     assert {name: found for name, found in users.items() if found} == {
-        **{name: [name] for name in ("controller", "ingress", "jobs", "gateway")},
-        **{name: ["tool"] for name in ("tools", *POOLS)},
+        **{name: [name] * 2 for name in ("controller", "ingress", "jobs")},  # of the store, and of Celery's broker
+        **{name: ["tool"] * 2 for name in ("tools", *POOLS)},
+        **{name: [name] for name in ("gateway", "beat", "flower")},
         "setup": ["admin"],
         "cli": ["operator"],
         "store": ["metrics"],
@@ -132,7 +133,7 @@ def test_only_setup_is_admin_and_each_role_has_its_own_user() -> None:
 def test_ingress_logs_in_as_itself_and_reaches_only_servers() -> None:
     ingress = services()["ingress"]
     logins = re.findall(r"redis://(\w*):", json.dumps(ingress["environment"]))
-    assert sorted(logins) == ["", "ingress"]
+    assert sorted(logins) == ["ingress", "ingress"]
     assert ingress["networks"] == ["inside"]
     assert not {"ports", "configs", "env_file"} & set(ingress)
     assert ingress["volumes"] == ["evaluations:/var/lib/evaluations"]
@@ -141,8 +142,9 @@ def test_ingress_logs_in_as_itself_and_reaches_only_servers() -> None:
     assert "//producer:" not in COMPOSE.read_text()
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
     assert known == {
-        "store": set(PASSWORDS) - {"QUEUE_PASSWORD", "FLOWER_PASSWORD"},
-        "queue": {"QUEUE_PASSWORD", "PRODUCER_PASSWORD"},
+        "store": set(PASSWORDS) - {"QUEUE_PASSWORD", "FLOWER_PASSWORD", "BEAT_PASSWORD"},
+        "queue": set(PASSWORDS)
+        - {"ADMIN_PASSWORD", "OPERATOR_PASSWORD", "GATEWAY_PASSWORD", "METRICS_PASSWORD"},
     }
 
 
