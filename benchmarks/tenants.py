@@ -84,7 +84,7 @@ async def measure(bench: Bench) -> Result:
                 await _run(cluster, clients, script, seconds, alone, is_greedy=False)
                 await _run(cluster, clients, script, seconds, beside, is_greedy=True)
                 await _drain(cluster)
-        stations = await _read_stations(cluster, beside)
+        stations = await _read_stations(cluster, alone, beside)
     ratio = beside.percentile(0.99) / alone.percentile(0.99)
     figures = [
         Figure("first reply of a tenant, p50, alone", "ms", Spread.of([alone.percentile(0.5)])),
@@ -221,14 +221,24 @@ async def _read_times(cluster: BenchCluster, cid: str) -> tuple[float, float, fl
     return times[0], times[1], times[2]
 
 
-async def _read_stations(cluster: BenchCluster, seen: Seen) -> list[Figure]:
+def _p99(seconds: list[float]) -> float:
+    return sorted(seconds)[min(int(len(seconds) * 0.99), len(seconds) - 1)]
+
+
+async def _read_stations(cluster: BenchCluster, alone: Seen, seen: Seen) -> list[Figure]:
     """Return what each station took, and how many of the greedy tenant's conversations went first, from the logs."""
     own = {cid: await _read_times(cluster, cid) for cid in seen.asked}
+    before = [await _read_times(cluster, cid) for cid in alone.asked]
     firsts = [(await _read_times(cluster, cid))[1] for cid in seen.greedy]
+    inside = [_p99([reply - created for created, _, reply in times]) for times in (before, [*own.values()])]
     waits = [
         (created - seen.asked[cid], first - created, reply - first) for cid, (created, first, reply) in own.items()
     ]
-    figures = []
+    figures = [
+        Figure("from the creation to the first reply, p99, alone", "ms", Spread.of([inside[0]], scale=1_000)),
+        Figure("the same beside a tenant with 100 times its load", "ms", Spread.of([inside[1]], scale=1_000)),
+        Figure("ratio of the p99 from the creation on", "", Spread.of([inside[1] / inside[0]]), TARGET_RATIO),
+    ]
     for name, times in zip(("the server", "the line", "the model"), zip(*waits, strict=True), strict=True):
         ranked = sorted(times)
         for part in (0.5, 0.99):

@@ -143,8 +143,7 @@ def test_ingress_logs_in_as_itself_and_reaches_only_servers() -> None:
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
     assert known == {
         "store": set(PASSWORDS) - {"QUEUE_PASSWORD", "FLOWER_PASSWORD", "BEAT_PASSWORD"},
-        "queue": set(PASSWORDS)
-        - {"ADMIN_PASSWORD", "OPERATOR_PASSWORD", "GATEWAY_PASSWORD", "METRICS_PASSWORD"},
+        "queue": set(PASSWORDS) - {"ADMIN_PASSWORD", "OPERATOR_PASSWORD", "GATEWAY_PASSWORD", "METRICS_PASSWORD"},
     }
 
 
@@ -263,8 +262,8 @@ def test_outside_network_profile_changes_nothing_else() -> None:
 
 def test_jobs_log_in_as_themselves_and_share_the_archive() -> None:
     found = services()
-    assert re.findall(r"redis://(\w*):", json.dumps(found["jobs"]["environment"])) == ["jobs", ""]
-    assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == [""]
+    assert re.findall(r"redis://(\w*):", json.dumps(found["jobs"]["environment"])) == ["jobs", "jobs"]
+    assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == ["beat"]
     assert [name for name in found if "//jobs:" in json.dumps(found[name])] == ["jobs"]
     sharing = {name for name in found if "archive:/var/lib/archive" in found[name].get("volumes", [])}
     assert sharing == {"jobs", "cli", "gateway"}
