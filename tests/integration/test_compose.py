@@ -34,8 +34,8 @@ PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
 PASSWORDS = tuple(
     f"{who}_PASSWORD"
     for who in (
-        *("ADMIN", "OPERATOR", "CONTROLLER", "TOOL", "INGRESS", "JOBS", "GATEWAY", "METRICS", "PRODUCER"),
-        *("BEAT", "QUEUE", "FLOWER"),
+        *("ADMIN", "OPERATOR", "CONTROLLER", "TOOL", "INGRESS", "JOBS", "GATEWAY", "METRICS", "BEAT", "PRODUCER"),
+        *("QUEUE", "FLOWER"),
     )
 )
 POOLS = {"ipython": "bash,ipython", "browser": "bash,browser,ipython"}
