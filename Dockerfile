@@ -34,7 +34,7 @@ RUN apt-get update \
 RUN useradd --uid 10001 --home-dir /var/lib/deckhands --create-home --shell /bin/bash deckhands \
     && install -d -o deckhands -g deckhands -m 700 /var/lib/deckhands /var/lib/valkey /var/lib/archive /var/lib/evaluations /var/lib/chaos
 COPY --from=build /opt/deckhands /opt/deckhands
-COPY deploy/serve-valkey deploy/serve-flower deploy/store.acl /usr/local/bin/
+COPY deploy/serve-valkey deploy/serve-flower deploy/store.acl deploy/queue.acl /usr/local/bin/
 ENV PATH=/opt/deckhands/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1

@@ -1,7 +1,7 @@
 """A tool worker without workspaces: it claims each action and answers it at once.
 
 It serves the pool `noop`, so conversations whose workspace is in that pool reach it and no other worker. What it leaves
-out is the tool itself; queue, claim, decoding and append are those of a real tool worker.
+out is the tool itself; queue, claim, decoding, append and the record of lost events are those of a real tool worker.
 
     DECKHANDS_URL=… python -m benchmarks.noop_tool
 """
@@ -9,20 +9,26 @@ out is the tool itself; queue, claim, decoding and append are those of a real to
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 
 from broker.contract.actions import CmdRunAction
+from broker.contract.codec import checksum_of
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.log.event_log import EventLog
+from broker.log.lost_tails import record_gap
+from broker.runtime.errors import EventsLost, OwnershipLost
 from broker.runtime.ids import new_worker_id
 from broker.store.store import Store, open_store
 
 POOL = "noop"
 NODE = "benchmark"
 BATCH = 64
+
+_log = logging.getLogger(__name__)
 
 
 class NoopTool:
@@ -41,17 +47,19 @@ class NoopTool:
         self._membership = Membership(store, self._worker_id, "tool", streams=streams)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled, or until it is presumed dead."""
         await self._membership.register()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat())
                 for queue in self._queues:
                     group.create_task(self._serve(queue, group))
+        except* OwnershipLost:
+            _log.warning("%s was presumed dead; it starts over", self._worker_id)
         finally:
             for queue in self._queues:
                 await queue.aclose()
-            await self._membership.leave()
+            await self._membership.leave_soon()
 
     async def _serve(self, queue: ActionQueue, group: asyncio.TaskGroup) -> None:
         while True:
@@ -65,8 +73,15 @@ class NoopTool:
     async def _beat(self) -> None:
         while await self._membership.beat(0) is not None:
             await asyncio.sleep(HEARTBEAT_SECONDS)
+        raise OwnershipLost(f"{self._worker_id} was swept.")
 
     async def _answer(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
+        try:
+            await self._claim_and_answer(queue, delivery)
+        except EventsLost as lost:  # its owner carries out what the log has now
+            await record_gap(self._log, lost, noticed_by="a no-op tool worker")
+
+    async def _claim_and_answer(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
         if not isinstance(await queue.claim(delivery), ActionClaimed | ActionReclaimed):
             return
         action = await self._log.decode_entry(delivery.conversation_id, delivery.entry, delivery.action_id)
@@ -79,13 +94,19 @@ class NoopTool:
             tool_call_metadata=action.tool_call_metadata,
         )
         await self._log.append_observation(
-            delivery.conversation_id, observation, worker_id=self._worker_id, place=delivery.location
+            delivery.conversation_id,
+            observation,
+            worker_id=self._worker_id,
+            place=delivery.location,
+            checksum=checksum_of(delivery.entry),
         )
 
 
 async def main() -> None:
     """Serve the store that the environment names."""
-    await NoopTool(await open_store(os.environ["DECKHANDS_URL"], patience_seconds=None)).run()
+    store = await open_store(os.environ["DECKHANDS_URL"], patience_seconds=None)
+    while True:
+        await NoopTool(store).run()
 
 
 if __name__ == "__main__":

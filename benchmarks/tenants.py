@@ -3,6 +3,10 @@
 Tenants begin conversations over HTTP at a steady rate, and time the first reply of a model that takes half a second:
 once among themselves, and once beside a tenant that begins a hundred times as many as each of them, and first opens all
 the streams that the server gives it. The load comes from this process, on the same processors.
+
+Times depend on these processors; turns do not. So the logs also say how long each station took (the server, the line of
+conversations without an owner, the model with what is before and after it), and how many conversations of the greedy
+tenant were taken from that line while one of a modest tenant waited in it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import httpx2
 from benchmarks.bench import Bench
 from benchmarks.cluster import BenchCluster, free_port, running_cluster
 from benchmarks.figures import Figure, Result, Spread
-from broker.contract.events import ModelReply
+from broker.contract.events import EventSource, ModelReply
 from broker.contract.specs import Tenancy
 from broker.log.conversations import Conversations
 from deckhands.server.auth.api_keys import ApiKeys, Scope
@@ -49,6 +53,8 @@ class Seen:
     refused: int = 0
     not_sent: int = 0
     streams: int = 0
+    asked: dict[str, float] = field(default_factory=dict)
+    greedy: list[str] = field(default_factory=list)
 
     def percentile(self, part: float) -> float:
         """Return a percentile of the first replies in ms."""
@@ -78,6 +84,7 @@ async def measure(bench: Bench) -> Result:
                 await _run(cluster, clients, script, seconds, alone, is_greedy=False)
                 await _run(cluster, clients, script, seconds, beside, is_greedy=True)
                 await _drain(cluster)
+        stations = await _read_stations(cluster, alone, beside)
     ratio = beside.percentile(0.99) / alone.percentile(0.99)
     figures = [
         Figure("first reply of a tenant, p50, alone", "ms", Spread.of([alone.percentile(0.5)])),
@@ -85,6 +92,7 @@ async def measure(bench: Bench) -> Result:
         Figure("first reply of a tenant, p99, alone", "ms", Spread.of([alone.percentile(0.99)])),
         Figure("the same beside a tenant with 100 times its load", "ms", Spread.of([beside.percentile(0.99)])),
         Figure("ratio of the p99", "", Spread.of([ratio]), TARGET_RATIO),
+        *stations,
         Figure("conversations that the greedy tenant began", "", Spread.of([beside.begun])),
         Figure("streams that it could open", "", Spread.of([beside.streams])),
     ]
@@ -129,8 +137,9 @@ async def _begin(client: httpx2.AsyncClient, script: Path) -> httpx2.Response:
 
 
 async def _one(cluster: BenchCluster, client: httpx2.AsyncClient, script: Path, seen: Seen) -> None:
-    began = time.perf_counter()
+    began, at = time.perf_counter(), time.time()
     answer = (await _begin(client, script)).raise_for_status()
+    seen.asked[answer.json()["conversation_id"]] = at
     async with asyncio.timeout(LIMIT_SECONDS):
         async for event in cluster.client.log.tail(answer.json()["conversation_id"]):
             if isinstance(event, ModelReply):
@@ -182,7 +191,9 @@ async def _flood(client: httpx2.AsyncClient, script: Path, seen: Seen) -> None:
 
     async def begin() -> None:
         answer = await _begin(client, script)
-        seen.begun += answer.status_code < 400
+        if answer.status_code < 400:
+            seen.begun += 1
+            seen.greedy.append(answer.json()["conversation_id"])
         seen.refused += answer.status_code >= 400
 
     try:
@@ -199,6 +210,43 @@ async def _flood(client: httpx2.AsyncClient, script: Path, seen: Seen) -> None:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+
+
+async def _read_times(cluster: BenchCluster, cid: str) -> tuple[float, float, float]:
+    """Return when a conversation was created, when a controller first wrote to it, and when its first reply came."""
+    created, *later = await cluster.client.events(cid)
+    first = next(one for one in later if one.source not in (created.source, EventSource.USER))
+    reply = next(one for one in later if isinstance(one, ModelReply))
+    times = [one.timestamp.timestamp() for one in (created, first, reply) if one.timestamp is not None]
+    return times[0], times[1], times[2]
+
+
+def _p99(seconds: list[float]) -> float:
+    return sorted(seconds)[min(int(len(seconds) * 0.99), len(seconds) - 1)]
+
+
+async def _read_stations(cluster: BenchCluster, alone: Seen, seen: Seen) -> list[Figure]:
+    """Return what each station took, and how many of the greedy tenant's conversations went first, from the logs."""
+    own = {cid: await _read_times(cluster, cid) for cid in seen.asked}
+    before = [await _read_times(cluster, cid) for cid in alone.asked]
+    firsts = [(await _read_times(cluster, cid))[1] for cid in seen.greedy]
+    inside = [_p99([reply - created for created, _, reply in times]) for times in (before, [*own.values()])]
+    waits = [
+        (created - seen.asked[cid], first - created, reply - first) for cid, (created, first, reply) in own.items()
+    ]
+    figures = [
+        Figure("from the creation to the first reply, p99, alone", "ms", Spread.of([inside[0]], scale=1_000)),
+        Figure("the same beside a tenant with 100 times its load", "ms", Spread.of([inside[1]], scale=1_000)),
+        Figure("ratio of the p99 from the creation on", "", Spread.of([inside[1] / inside[0]]), TARGET_RATIO),
+    ]
+    for name, times in zip(("the server", "the line", "the model"), zip(*waits, strict=True), strict=True):
+        ranked = sorted(times)
+        for part in (0.5, 0.99):
+            at = ranked[min(int(len(ranked) * part), len(ranked) - 1)] * 1_000
+            figures.append(Figure(f"of it at {name}, p{part * 100:g}", "ms", Spread.of([at])))
+    ahead = [sum(created < other < first for other in firsts) for created, first, _ in own.values()]
+    figures.append(Figure("greedy conversations taken while a modest one waits in line", "", Spread.of(ahead)))
+    return figures
 
 
 async def _drain(cluster: BenchCluster) -> None:

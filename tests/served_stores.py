@@ -28,6 +28,7 @@ INGRESS, PRODUCER = "ingress-0123456789a", "producer-0123456789"
 SHOP, MILL = "shop-0123456789a", "mill-0123456789a"
 """Of producers with a stream of their own."""
 JOBS, GATEWAY = "jobs-0123456789a", "gateway-01234567"
+BEAT, FLOWER = "beat-0123456789ab", "flower-0123456789"
 PASSWORDS = {
     "ADMIN_PASSWORD": ADMIN,
     "OPERATOR_PASSWORD": OPERATOR,
@@ -39,6 +40,8 @@ PASSWORDS = {
     "METRICS_PASSWORD": METRICS,
     "QUEUE_PASSWORD": QUEUE,
     "PRODUCER_PASSWORD": PRODUCER,
+    "BEAT_PASSWORD": BEAT,
+    "FLOWER_PASSWORD": FLOWER,
     "PRODUCERS": f"shop={SHOP} mill={MILL}",
 }
 
@@ -154,10 +157,14 @@ ROLES = {
 
 
 @asynccontextmanager
-async def worker(module: str, environment: dict[str, str], log: Server | None = None) -> AsyncIterator[None]:
-    """A worker, as the user of its role in `log`, if one is given."""
+async def worker(
+    module: str, environment: dict[str, str], log: Server | None = None, queue: Server | None = None
+) -> AsyncIterator[None]:
+    """A worker, as the user of its role in `log` and in Celery's broker `queue`, if these are given."""
     if log is not None:
         environment = {**environment, "DECKHANDS_URL": log.role(ROLES[module])}
+    if queue is not None:
+        environment = {**environment, "DECKHANDS_CELERY_URL": queue.role(ROLES.get(module, "beat"))}
     worker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module), env=environment, stdout=asyncio.subprocess.DEVNULL
     )

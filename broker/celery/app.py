@@ -50,6 +50,8 @@ TRANSPORT_OPTIONS = {
     "socket_connect_timeout": SOCKET_TIMEOUT_SECONDS,
     "socket_timeout": SOCKET_TIMEOUT_SECONDS,
 }
+TAKEN = ("unacked", "unacked_index", "unacked_mutex")
+"""The keys in which Celery's transport notes what workers have taken."""
 WORKER_OPTIONS = {
     "pool_cls": "threads",
     "concurrency": 2,
@@ -113,7 +115,10 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         "control_queue_expires": 60.0,
         **further,
         **connections,
-        "broker_transport_options": transport | connections.get("broker_transport_options", {}),
+        # Of each role, so that its user of the broker needs no keys of another one.
+        "broker_transport_options": {f"{name}_key": f"deckhands.{role}:{name}" for name in TAKEN}
+        | transport
+        | connections.get("broker_transport_options", {}),
     }
     # Set explicitly; otherwise CELERY_LOADER and CELERY_CONFIG_MODULE of another application would apply.
     return Celery(

@@ -7,6 +7,7 @@ Keys: `deck:{k}:act:<route>`, `deck:{k}:act:interactive:<route>` (group `tools`)
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -86,9 +87,21 @@ class ActionReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class NothingToDo:
-    """There is nothing to run. `why` says: settled, held by another worker, forwarded to its node, or gone."""
+    """There is nothing to run. `why` says: settled, held by another worker, forwarded to its node, forged, or gone."""
 
     reason: str
+
+
+def _seal(delivery: ActionDelivery) -> str:
+    """Return the seal of what was delivered, as `results.grant` in results.lua makes it of what was dispatched.
+
+    A tool worker that was taken over can add to every action stream. SHA-1 is what functions can compute; forging needs
+    another action with the seal of one that an owner has chosen.
+    """
+    stream = delivery.location.rpartition("|")[0].replace(":act:interactive:", ":act:", 1)
+    route = stream.partition(":act:")[2] if delivery.is_anywhere else "bound"
+    text = b"%d %b %b" % (delivery.action_id, route.encode(), delivery.entry)
+    return hashlib.sha1(text, usedforsecurity=False).hexdigest()
 
 
 ClaimOutcome = ActionClaimed | ActionReclaimed | NothingToDo
@@ -180,6 +193,7 @@ class ActionQueue:
             int(delivery.is_anywhere),
             checksum,
             1,
+            _seal(delivery),
         )
         read_at, connects = self._store.clock.monotonic(), self._store.connection.connects
         match reply:

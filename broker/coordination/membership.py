@@ -1,7 +1,8 @@
 """Membership: one heartbeat per worker and shard, which carries progress, and the sweep that each worker does for all.
 
 Holds: any worker declares another one dead whose heartbeat has expired. Its conversations go back to the ready stream,
-and its deliveries to their streams. A worker that was declared dead learns it from its next beat and starts over. A
+and its deliveries to their streams. A worker that was declared dead in one shard learns it from its next beat, hands
+back what it has in the others, and starts over. A
 beat is one round trip, on a cluster one to each node; a node that does not answer delays no beat elsewhere. A worker to
 which the store answers slowly announces a longer time to live. A worker that was stopped itself does not, because its
 later death would be detected later. The beats keep the store's time by the workers' monotonic clocks, and return it to
@@ -314,6 +315,15 @@ class Membership:
 
         await asyncio.gather(*map(leave_shard, self._store.all_shards))
 
+    async def leave_soon(self) -> None:
+        """Hand back what this name still has where it is not presumed dead.
+
+        Where the store does not answer in time, others take over when the heartbeat expires. That may take a minute.
+        """
+        with suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(HAND_BACK_SECONDS):
+                await self.leave()
+
     def _make_register_commands(self, first: int) -> list[tuple[Argument, ...]]:
         facts = self._make_facts({**self._about, "clock_ms": str(to_millis(self._store.clock.machine_now()))})
         ttl_ms = int(self.ttl_seconds * 1000)
@@ -336,9 +346,7 @@ class Membership:
         try:
             yield
         except* FunctionsReplaced:
-            with suppress(TimeoutError, StoreError):  # others take over when the heartbeat expires
-                async with asyncio.timeout(HAND_BACK_SECONDS):
-                    await self.leave()
+            await self.leave_soon()
             raise
 
     def _compare(self, facts: Sequence[bytes | None], time: Sequence[bytes]) -> None:

@@ -86,7 +86,7 @@ async def raise_shards(store: Store, number: int, *, limit_seconds: float = 30.0
 async def _find_lost(store: Store, number: int) -> set[int]:
     """Return lower numbers that workers know or shards were marked with: a store may have lost one in a fail-over."""
     facts = [one.about.get(SHARDS_FIELD, "") for one in await _list_live(store)]
-    marks = await store.call_many([("HGET", names.clock, SHARDS_FIELD) for names in store.all_shards])
+    marks = await store.call_many([("HGET", names.layout, SHARDS_FIELD) for names in store.all_shards])
     texts = [*facts, *((mark or b"").decode(errors="replace") for mark in marks)]
     known = [int(text) for text in texts if NUMBER.fullmatch(text) and int(text) < number]
     return {max(known)} if known else set()

@@ -24,7 +24,8 @@
     deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
     deck:{k}:unreadable            stream   about 1,000    quarantined entries and keys
     deck:{k}:workers               zset     while alive    worker → heartbeat deadline (ms)
-    deck:{k}:clock                 hash     forever        the shard's time; webhook flag; least number of shards
+    deck:{k}:clock                 hash     forever        the shard's time; webhook flag
+    deck:{k}:layout                hash     forever        least number of shards known to those that create here
     deck:{k}:nodes                 zset     forever        node → when it is considered lost (ms)
     deck:{k}:takeovers             stream   about 10,000   takeovers, for reports
     deck:{k}:awaited               zset     until done     conversation with a waiting caller → its next check (ms)
@@ -79,7 +80,7 @@
     deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, fields shown by `ls`
     deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions; remote_work
     deck:{k}:c:<id>:results        stream   until settled  observations that tool workers may not add to the log
-    deck:{k}:c:<id>:grants         hash     until settled  action → the capability to report its observation
+    deck:{k}:c:<id>:grants         hash     until settled  action → marks of its capability and of its content
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
     deck:{k}:c:<id>:caller         hash     with the log   the waiting caller, and its reply
     deck:{k}:c:<id>:caller:lock    string   half a minute  the ingress that sends the reply
@@ -253,6 +254,11 @@ class ShardKeys:
     def clock(self) -> str:
         """The shard's time, and whether webhooks follow its conversations."""
         return f"{self.root}:clock"
+
+    @property
+    def layout(self) -> str:
+        """The least number of shards that a process must know to create a conversation in this one."""
+        return f"{self.root}:layout"
 
     @property
     def webhook_tenants(self) -> str:

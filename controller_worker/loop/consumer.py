@@ -213,6 +213,8 @@ class ControllerSession:
             self._log_lost()
         if stop.is_set():
             await self.membership.leave()
+        else:
+            await self.membership.leave_soon()
 
     async def drain(self) -> int:
         """Stop claiming; see `ControllerConsumer.drain`."""

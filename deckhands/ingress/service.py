@@ -119,6 +119,8 @@ class _WorkerSession:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
         if stop.is_set():
             await self.membership.leave()
+        else:
+            await self.membership.leave_soon()
 
     async def _beat(self, read_shards: Callable[[Sequence[ShardKeys]], None]) -> None:
         while True:

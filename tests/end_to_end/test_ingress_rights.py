@@ -93,7 +93,7 @@ async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Clu
             "DECKHANDS_EVALUATIONS": str(tmp_path / "evaluations"),
         }
         for module in ("controller_worker", "tool_worker", "deckhands.ingress"):
-            await stack.enter_async_context(worker(module, environment, log))
+            await stack.enter_async_context(worker(module, environment, log, queue))
         client = await stack.enter_async_context(await Client.connect(log.operator))
 
         async def all_are_there() -> bool:

@@ -53,10 +53,10 @@ async def test_jobs_and_beat_work_with_their_rights(
             **usual,
             "DECKHANDS_MASTER_KEYS": masters,
         }
-        assert (await check("beat", queue.queue)).exit_status == LAPSED
-        await stack.enter_async_context(worker("deckhands.operations.jobs.beat", environment))
+        assert (await check("beat", queue.role("beat"))).exit_status == LAPSED
+        await stack.enter_async_context(worker("deckhands.operations.jobs.beat", environment, queue=queue))
         archiving = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules), "DECKHANDS_URL": log.jobs}
-        await stack.enter_async_context(worker("deckhands.operations.jobs", environment | archiving))
+        await stack.enter_async_context(worker("deckhands.operations.jobs", environment | archiving, queue=queue))
         client = await stack.enter_async_context(await Client.connect(log.operator))
         await begin_ended(client, "one-of-us", labels={"team": "ci"}, tenancy=Tenancy(tenant="acme"))
         ledger, accounts = Ledger(client.store), list_accounts("one-of-us", tenant="acme")
@@ -77,7 +77,7 @@ async def test_jobs_and_beat_work_with_their_rights(
         assert (await ledger.load_account("tenant:acme")).spent_usd == 0.5
 
         async def beats() -> bool:
-            return (await check("beat", queue.queue)).exit_status == HEALTHY
+            return (await check("beat", queue.role("beat"))).exit_status == HEALTHY
 
         await until(beats, limit=LIMIT_SECONDS, what="a beat")
         assert await refusals(log) == []

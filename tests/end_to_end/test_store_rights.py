@@ -194,13 +194,12 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
         environment: dict[str, Any] = {
             "PATH": os.environ["PATH"],
             "LLM_SCRIPTS_DIR": "/",
-            "DECKHANDS_CELERY_URL": queue.queue,
             "DECKHANDS_HOME": str(tmp_path / "home"),
             "DECKHANDS_SANDBOX": "none",
             "DECKHANDS_WORKSPACE_TTL_SECONDS": "1",
         }
         for module in ("controller_worker", "tool_worker"):
-            await stack.enter_async_context(worker(module, environment, log))
+            await stack.enter_async_context(worker(module, environment, log, queue))
         client = await stack.enter_async_context(await Client.connect(log.operator))
         ids = [await client.submit("do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))) for _ in range(3)]
         for conversation_id in ids:
@@ -210,7 +209,7 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
         for module in ("controller", "tool"):
 
             async def pongs(role: str = module) -> bool:
-                return any(name.startswith(role) for name in await _pongs(queue.queue))
+                return any(name.startswith(role) for name in await _pongs(queue.role("flower")))
 
             await until(pongs, limit=unhurried(LIMIT_SECONDS), what=f"{module} worker that answers pings")
     assert await refusals(log) == []
@@ -225,6 +224,30 @@ async def _pongs(url: str) -> dict[str, Any]:
     )
     printed, _ = await celery.communicate()
     return json.loads(printed or "{}")
+
+
+OF_ANOTHER_ROLE = (
+    *("PUBLISH /0.celery.pidbox {}", "SUBSCRIBE /0.celeryev/worker.online", "PSUBSCRIBE *", "KEYS *", "SCAN 0"),
+    *("LPUSH deckhands x", "RPOP deckhands", "LRANGE deckhands 0 -1", "LPUSH celery x", "HGETALL deckhands:unacked"),
+    *("GET celery-task-meta-x", "SET celery-task-meta-x {}", "PUBLISH celery-task-meta-x {}", "SET other 1"),
+    *("SADD _kombu.binding.deckhands x", "SADD _kombu.binding.reply.celery.pidbox x", "BRPOP a.reply.celery.pidbox 0"),
+    *("FLUSHALL", "CONFIG GET dir", "ACL LIST", "MONITOR", "CLIENT LIST", "FUNCTION LIST", "HGETALL unacked"),
+)
+OF_OTHERS = {
+    "controller": (*OF_ANOTHER_ROLE, "LPUSH deckhands.tool x", "LPUSH deckhands.jobs x", "HGET deckhands:beat:x meta"),
+    "tool": (*OF_ANOTHER_ROLE, "LPUSH deckhands.controller x", "LPUSH deckhands.jobs x", "HGET deckhands:beat:x meta"),
+    "jobs": (*OF_ANOTHER_ROLE, "LPUSH deckhands.tool x", "LPUSH deckhands.controller x", "HGET deckhands:beat:x meta"),
+    "beat": (*OF_ANOTHER_ROLE, "RPOP deckhands.jobs", "LPUSH deckhands.tool x", "LRANGE deckhands.jobs 0 -1"),
+    "ingress": ("PUBLISH /0.celery.pidbox {}", "SUBSCRIBE /0.celeryev/worker.online", "FLUSHALL", "CONFIG GET dir"),
+    "flower": ("LPUSH deckhands x", "RPOP deckhands", "LRANGE deckhands 0 -1", "GET celery-task-meta-x", "SET other 1"),
+}
+"""What the users of roles may not do in Celery's broker."""
+
+
+async def test_each_role_has_the_broker_for_its_own_work_only(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with serving("queue", tmp_path / "queue", programs) as queue:
+        allowed = {role: await allowed_of(commands, queue.role(role)) for role, commands in OF_OTHERS.items()}
+    assert allowed == {role: [] for role in OF_OTHERS}
 
 
 async def test_producer_may_only_add_to_inbox_and_read_replies(tmp_path: Path, programs: dict[str, str]) -> None:

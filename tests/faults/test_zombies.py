@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.coordination.membership import list_members
+from broker.coordination.shard_raise import raise_shards
 from broker.log.conversations import Conversations
 from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps
@@ -93,6 +95,21 @@ async def test_a_controller_that_is_stuck_is_taken_over(cluster: FaultCluster) -
     gate.unlink()
     await presumed_dead(cluster, "stuck")
     await cluster.check(ids, commands=3)
+
+
+async def test_worker_swept_in_one_shard_hands_back_the_others(cluster: FaultCluster) -> None:
+    """A primary that fails over may presume a worker dead that the other primaries hear in time."""
+    store = cluster.client.store
+    if store.shards == 1:
+        await raise_shards(store, 4)
+    cluster.start(DECKHANDS_HEARTBEAT_TTL_SECONDS="100000")  # nothing expires in the other shards
+    ids = await cluster.submit(steps(2, seconds=0.5), count=4 * store.shards)
+    await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids), limit=60, what="first steps")
+    for member in await list_members(store):
+        await store.call_function("deck_leave", (store.all_shards[0].root,), member.worker_id)
+    for name in ("c1", "t1"):
+        await presumed_dead(cluster, name)
+    await cluster.check(ids, commands=2)
 
 
 def lines(cluster: FaultCluster, name: str, pattern: str) -> list[str]:

@@ -34,7 +34,7 @@ PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
 PASSWORDS = tuple(
     f"{who}_PASSWORD"
     for who in (
-        *("ADMIN", "OPERATOR", "CONTROLLER", "TOOL", "INGRESS", "JOBS", "GATEWAY", "METRICS", "PRODUCER"),
+        *("ADMIN", "OPERATOR", "CONTROLLER", "TOOL", "INGRESS", "JOBS", "GATEWAY", "METRICS", "BEAT", "PRODUCER"),
         *("QUEUE", "FLOWER"),
     )
 )
@@ -121,8 +121,9 @@ def test_only_setup_is_admin_and_each_role_has_a_user() -> None:
     texts = {name: json.dumps(service.get("environment", {})) for name, service in services().items()}
     users = {name: re.findall(r"redis://(\w+):", text) for name, text in texts.items()}
     assert {name: found for name, found in users.items() if found} == {
-        **{name: [name] for name in ("controller", "ingress", "jobs", "gateway")},
-        **{name: ["tool"] for name in ("tools", *POOLS)},
+        **{name: [name] * 2 for name in ("controller", "ingress", "jobs")},  # of the store, and of Celery's broker
+        **{name: ["tool"] * 2 for name in ("tools", *POOLS)},
+        **{name: [name] for name in ("gateway", "beat", "flower")},
         "setup": ["admin"],
         "cli": ["operator"],
         "store": ["metrics"],
@@ -132,7 +133,7 @@ def test_only_setup_is_admin_and_each_role_has_a_user() -> None:
 def test_ingress_logs_in_as_itself_and_reaches_only_servers() -> None:
     ingress = services()["ingress"]
     logins = re.findall(r"redis://(\w*):", json.dumps(ingress["environment"]))
-    assert sorted(logins) == ["", "ingress"]
+    assert sorted(logins) == ["ingress", "ingress"]
     assert ingress["networks"] == ["inside"]
     assert not {"ports", "configs", "env_file"} & set(ingress)
     assert ingress["volumes"] == ["evaluations:/var/lib/evaluations"]
@@ -141,8 +142,8 @@ def test_ingress_logs_in_as_itself_and_reaches_only_servers() -> None:
     assert "//producer:" not in COMPOSE.read_text()
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
     assert known == {
-        "store": set(PASSWORDS) - {"QUEUE_PASSWORD", "FLOWER_PASSWORD"},
-        "queue": {"QUEUE_PASSWORD", "PRODUCER_PASSWORD"},
+        "store": set(PASSWORDS) - {"QUEUE_PASSWORD", "FLOWER_PASSWORD", "BEAT_PASSWORD"},
+        "queue": set(PASSWORDS) - {"ADMIN_PASSWORD", "OPERATOR_PASSWORD", "GATEWAY_PASSWORD", "METRICS_PASSWORD"},
     }
 
 
@@ -261,8 +262,8 @@ def test_outside_network_profile_changes_nothing_else() -> None:
 
 def test_jobs_log_in_as_themselves_and_share_the_archive() -> None:
     found = services()
-    assert re.findall(r"redis://(\w*):", json.dumps(found["jobs"]["environment"])) == ["jobs", ""]
-    assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == [""]
+    assert re.findall(r"redis://(\w*):", json.dumps(found["jobs"]["environment"])) == ["jobs", "jobs"]
+    assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == ["beat"]
     assert [name for name in found if "//jobs:" in json.dumps(found[name])] == ["jobs"]
     sharing = {name for name in found if "archive:/var/lib/archive" in found[name].get("volumes", [])}
     assert sharing == {"jobs", "cli", "gateway"}

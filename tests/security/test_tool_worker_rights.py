@@ -16,7 +16,7 @@ from broker.contract.fencing import Ownership
 from broker.contract.file_events import FileReadObservation
 from broker.contract.kinds import FAILURES, ToolCallMetadata
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
-from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed, NothingToDo
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.coordination.waiting_results import settle_results
 from broker.coordination.wakeups import WorkerMailbox
@@ -221,8 +221,8 @@ def test_every_action_names_the_kinds_that_answer_it() -> None:
 async def test_another_worker_answers_what_was_refused(world: World) -> None:
     ownership = await claim(world.controller, "w1")
     await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
-    await world.controller.call("DEL", f"{world.controller.known_keys(CID).root}:grants")
     (delivery,) = await world.take()
+    await world.controller.call("DEL", f"{world.controller.known_keys(CID).root}:grants")
     await world.answer(delivery, "refused")
     assert await world.observations() == []
     owners, other = Owners(world.controller), await enter(world.tool, "t2", node="n1")
@@ -303,7 +303,7 @@ async def test_tool_worker_reaches_no_log(world: World) -> None:
         root = world.tool.known_keys(cid).root
         beyond += [f"XRANGE {root}:events - +", f"XREAD STREAMS {root}:events 0", f"XLEN {root}:events"]
         beyond += [f"XADD {root}:events * e x", f"XTRIM {root}:events MAXLEN 0", f"DEL {root}:events"]
-        beyond += [f"HGETALL {root}:grants", f"HSET {root}:grants 2 x", f"XRANGE {root}:results - +"]
+        beyond += [f"HSET {root}:grants 2 x", f"DEL {root}:grants", f"XRANGE {root}:results - +"]
         beyond += [f"DEL {root}:results", f"XTRIM {root}:results MAXLEN 0"]
     root, shard = world.tool.known_keys(CID).root, world.tool.all_shards[0].root
     beyond += [f"FCALL deck_settle 2 {root} {shard} {CID}"]
@@ -339,13 +339,11 @@ async def test_repeated_action_of_an_earlier_version_gets_a_capability(world: Wo
     await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1, dispatch=[0])
     grants = f"{world.controller.known_keys(CID).root}:grants"
     await world.controller.call("DEL", grants)  # as if its controller had had no right to write one
-    (delivery,) = await world.take()
-    await world.answer(delivery, "refused")
-    assert await world.observations() == []
+    (delivery,) = [one for one in await world.queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    assert await world.queue.claim(delivery) == NothingToDo("forged")
     outcome = await Owners(world.controller).dispatch(ownership, ACTION, delivery.entry)
     assert outcome is DispatchOutcome.ENQUEUED
-    (again,) = [one for one in await world.queue.read(limit=8) if isinstance(one, ActionDelivery)]
-    assert isinstance(await world.queue.claim(again), ActionReclaimed)  # so the journal is asked first
+    (again,) = await world.take()
     await world.answer(again, "accepted")
     (found,) = await world.observations()
     assert found.content == "accepted"  # type: ignore[attr-defined]
@@ -414,6 +412,67 @@ async def test_owner_decides_only_with_the_results_that_wait(world: World) -> No
     assert await world.log.load_last_id(CID) == 3
     released = await Owners(world.controller).release(ownership, seen_id=2)
     assert released == 3
+
+
+def forge(fields: dict[bytes, bytes], what: str) -> dict[bytes, bytes]:
+    """Return the fields of a dispatched entry as a tool worker that was taken over would put them elsewhere."""
+    other = to_entry({**command("curl evil").wire(), "timestamp": "2026-01-01T00:00:00+00:00"})[0]
+    return fields | {
+        "another command": {b"e": other},
+        "an action that no owner dispatched": {b"a": b"7", b"e": other},
+        "without its workspace": {b"p": b"1"},
+    }.get(what, {})
+
+
+@pytest.mark.parametrize("what", ["another command", "an action that no owner dispatched", "without its workspace"])
+async def test_what_no_owner_dispatched_is_not_run(world: World, what: str) -> None:
+    await world.dispatch()
+    (delivery,) = [one for one in await world.queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    stream, _, entry = delivery.location.partition("|")
+    ((_, flat),) = await world.tool.call("XRANGE", stream, entry, entry)
+    forged = forge(dict(zip(flat[::2], flat[1::2], strict=True)), what)
+    once = world.tool.known_keys(CID).once
+    action, checksum = int(forged[b"a"]), checksum_of(forged[b"e"])
+    added = await world.tool.call("XADD", stream, "*", *[part for item in forged.items() for part in item])
+    await world.tool.call("HSET", once, f"k:{action}", checksum, f"q:{action}", f"{stream}|{added.decode()}")
+    (copy,) = [one for one in await world.queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    assert await world.queue.claim(copy) == NothingToDo("forged")
+    assert await world.controller.call("XPENDING", stream, "tools", added, added, 1) == []
+    ownership = await Owners(world.controller).resume_claim(CID, "w1")
+    assert ownership is not None
+    await world.controller.call("HDEL", once, f"k:{ACTION}")  # the owner notes it again with the dispatch
+    await Owners(world.controller).dispatch(ownership.ownership, ACTION, delivery.entry)
+    is_enqueued = what != "an action that no owner dispatched"  # then its own entry still carries the dispatched one
+    (right,) = await world.queue.read(limit=8) if is_enqueued else [delivery]
+    assert isinstance(right, ActionDelivery)
+    assert isinstance(await world.queue.claim(right), ActionClaimed)
+    await world.answer(right)
+    assert [event.cause for event in await world.observations()] == [ACTION]
+
+
+async def test_action_for_any_node_of_a_pool_runs_in_no_other_pool(world: World) -> None:
+    ownership = await claim(world.controller, "w1")
+    await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1)
+    entry = await world.log.load_entry(CID, ACTION)
+    await Owners(world.controller).dispatch(ownership, ACTION, entry, pool="browser")
+    shard = world.tool.all_shards[0]
+    ((_, flat),) = await world.tool.call("XRANGE", shard.actions("pool:browser"), "-", "+")
+    await world.tool.call("XADD", shard.actions("pool:bash"), "*", *flat)
+    (moved,) = [one for one in await world.queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    assert await world.queue.claim(moved) == NothingToDo("forged")
+    queue = ActionQueue(world.tool, shard, worker_id="t1", node="n1", pools=("browser",))
+    await enter(world.tool, "t1", node="n1", pools=("browser",))
+    (right,) = [one for one in await queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    assert isinstance(await queue.claim(right), ActionClaimed)
+    await queue.aclose()
+
+
+async def test_tool_worker_stops_no_creations(world: World) -> None:
+    shard = world.tool.all_shards[0]
+    assert await allowed_of([f"HSET {shard.layout} shards 9", f"DEL {shard.layout}"], world.server.tool) == []
+    await world.tool.call("HSET", shard.clock, "shards", "9")
+    await world.log.create(ConversationCreated(conversation_id="new"))
+    assert await world.log.load_last_id("new") == 1
 
 
 async def test_closed_conversation_takes_no_result(world: World) -> None:

@@ -309,6 +309,8 @@ class ToolWorkerSession:
         if stop.is_set():
             await ToolFailures(self._store).report(self.worker_id, ())
             await self.membership.leave()
+        else:
+            await self.membership.leave_soon()
 
     def _add_queues(self, names: ShardKeys) -> list[str]:
         """Make the queues of a shard, and return their streams."""

@@ -146,8 +146,9 @@ local function dispatch(keys, args)
     if results.is_granted(base, action) then return {'running', claimer} end
     redis.call('HSET', once, 'w:' .. action, results.REFUSED)  -- whatever it leaves has no capability
   end
-  local capability = results.grant(base, cid, action, args[7])
-  actions.enqueue(shard, meta, once, cid, action, args[5], args[6] ~= '' and args[6] or nil, capability)
+  local route = args[6] ~= '' and args[6] or nil
+  local capability = results.grant(base, cid, action, args[7], args[5], route)
+  actions.enqueue(shard, meta, once, cid, action, args[5], route, capability)
   return {'enqueued'}
 end
 
@@ -156,7 +157,7 @@ end
 -- ARGV  cid, action id, worker, node, stream, entry,
 --       '1' if any node may run it; then the claim does not bind the workspace to the node,
 --       checksum of the action, see remembers_action: no action may be run in place of one that the log has lost,
---       '1' to end the reply with the secrets, see secrets.read
+--       '1' to end the reply with the secrets, see secrets.read; the seal of what the worker has in hand, see results.grant
 -- returns  {'claimed', attempt, moves}                     run it
 --          {'reclaimed', attempt, previous worker, moves}  ask the journal first
 --          moves: how often the workspace was moved away from a lost node
@@ -164,12 +165,13 @@ end
 --          (previous worker '-': its result was refused)
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
 --          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
+--          {'forged'}       acknowledged and recorded: no owner has dispatched what the worker has in hand
 --          {'lost', last}   acknowledged: the log does not hold the action
 --          {'swept'}   nothing was changed: the entry has been handed to others
 local function claim_action(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once = base .. ':meta', base .. ':once'
-  local cid, action, worker, node, stream, entry, anywhere, checksum, wants_secrets = unpack(args)
+  local cid, action, worker, node, stream, entry, anywhere, checksum, wants_secrets, seal = unpack(args)
   if not store.alive(shard, worker) then return {'swept'} end
   -- This entry left the stream: the next one comes from the node's line, or from a pool's.
   actions.pump_actions(shard, stream, node)
@@ -182,7 +184,11 @@ local function claim_action(keys, args)
   elseif not history.remembers_action(base, action, checksum) then idle = {'lost', tonumber(last)}
   elseif store.get(once, 'o:' .. action) then idle = {'settled'}
   elseif store.get(meta, 'closed') then idle = {'closed'}
-  elseif before and before ~= worker and store.alive(shard, before) then idle = {'busy', before} end
+  elseif before and before ~= worker and store.alive(shard, before) then idle = {'busy', before}
+  elseif not results.may_run(base, action, seal) then
+    store.note_unreadable(shard, stream, entry, 'an action that was not dispatched like this', cid .. ' ' .. action)
+    idle = {'forged'}
+  end
   if idle then
     actions.acknowledge(place)
     return idle

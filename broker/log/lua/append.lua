@@ -224,8 +224,9 @@ local function write_events(a)
     last = last + 1
     redis.call('XADD', events, last .. '-0', 'e', bytes)
     if dispatch then
-      local capability = results.grant(a.base, a.cid, last, a.call.seed)
-      actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, dispatch ~= '1' and dispatch or nil, capability)
+      local route = dispatch ~= '1' and dispatch or nil
+      local capability = results.grant(a.base, a.cid, last, a.call.seed, bytes, route)
+      actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, route, capability)
     end
     if answers then
       redis.call('HSET', once, 'o:' .. answers, settled_by(a, once, answers, last))

@@ -5,7 +5,7 @@
 -- Keys:  conversation base  :results  stream  a=action w=worker k=capability s=checksum f=fingerprint u=used e=bytes
 --                                     tool workers may add to it, and read and remove nothing. s=stop: not an observation,
 --                                     but the news that a stopped action has ended, which needs no capability
---                           :grants   hash    action -> its capability; tool workers may neither read nor write it
+--                           :grants   hash    action -> '<SHA-1 of its capability> <its seal>'; tool workers may only read it
 --        shard base         :worker:<id>:mail stream   r=1: there are results to settle
 
 local history = require('log/lua/history')
@@ -23,14 +23,24 @@ results.REFUSED = '-'
 results.STOP = 'stop'
 results.STOPPED = 'p:party_stopped:'
 
--- Make the capability of an action that is dispatched. The caller brings the randomness; an earlier version brings none,
--- and a user with the rights of an earlier version may not write it.
-function results.grant(base, cid, action, seed)
+-- Make the capability of an action that is dispatched, and seal what may run for it. The caller brings the randomness; an
+-- earlier version brings none, and a user with the rights of an earlier version may not write it.
+-- route: 'pool:<name>' if any node of that pool may run it, and no other pool; otherwise nil
+function results.grant(base, cid, action, seed, bytes, route)
   local grants = base .. ':grants'
   if not seed or seed == '' or not store.may('HSET', grants, action, '') then return nil end
   local capability = redis.sha1hex(seed .. ' ' .. cid .. ' ' .. action)
-  redis.call('HSET', grants, action, capability)
+  local seal = redis.sha1hex(action .. ' ' .. (route or 'bound') .. ' ' .. bytes)
+  redis.call('HSET', grants, action, redis.sha1hex(capability) .. ' ' .. seal)
   return capability
+end
+
+-- Whether a tool worker may run what it has in hand for an action: only what was dispatched. Where tool workers could write
+-- the seals, they are not compared; and an earlier version does not say what it has in hand.
+function results.may_run(base, action, seal)
+  local grants = base .. ':grants'
+  if not seal or store.may('HSET', grants, action, '') or not store.may('HGET', grants, action) then return true end
+  return string.match(store.get(grants, action) or '', ' (%x+)$') == seal
 end
 
 -- Whether an action has its capability. One that was dispatched with the rights of an earlier version has none.
@@ -100,7 +110,8 @@ local function action_of(base, found)
   local action = string.match(found['a'] or '', '^%d+$')
   local granted = action and redis.call('HGET', base .. ':grants', action)
   local claimer = action and store.get(base .. ':once', 'w:' .. action)
-  return granted and granted == found['k'] and claimer == found['w'] and found['e'] and action or nil
+  if not granted or string.sub(granted, 1, 40) ~= redis.sha1hex(found['k'] or '') then return nil end
+  return claimer == found['w'] and found['e'] and action or nil
 end
 
 -- Whether an action was answered by its controller, and not by a tool worker: only that has a fingerprint.

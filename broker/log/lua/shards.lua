@@ -1,6 +1,7 @@
 -- Shards: raising their number. A conversation stays in the shard in which it was created.
 -- Keys:  deck:store  hash  shards -> every number of shards there has been, '1,4'
---        shard base  :clock  hash  shards -> the least number that a process must know to create a conversation here
+--        shard base  :layout  hash  shards -> the least number that a process must know to create a conversation here;
+--                                   tool workers can neither read nor write it
 
 local store = require('store/prelude')
 local shards = {}
@@ -8,7 +9,8 @@ local shards = {}
 -- Whether a process that knows so many shards may not create a conversation here any more: after the number was raised, the
 -- conversation may exist in a newer shard.
 function shards.is_outdated(shard, known)
-  local least = store.number_of(store.get(shard .. ':clock', 'shards'))
+  local layout = shard .. ':layout'
+  local least = store.is_there(shard, layout, 'hash') and store.number_of(store.get(layout, 'shards'))
   return least and (tonumber(known) or 1) < least or false
 end
 
@@ -18,7 +20,7 @@ end
 local function place(keys, args)
   local shard, known = keys[1], tonumber(args[2])
   if store.get(shard .. ':c:' .. args[1] .. ':meta', 'last_id') then return {'here'} end
-  if not shards.is_outdated(shard, known) then redis.call('HSET', shard .. ':clock', 'shards', known) end
+  if not shards.is_outdated(shard, known) then redis.call('HSET', shard .. ':layout', 'shards', known) end
   return {'elsewhere'}
 end
 

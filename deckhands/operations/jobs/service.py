@@ -104,6 +104,8 @@ class JobsService:
             _log.warning("%s was presumed dead; starting over", self._worker_id)
         if stop.is_set():
             await membership.leave()
+        else:
+            await membership.leave_soon()
 
     async def _poll(self, job: Job) -> None:
         """Run a job whenever it has work, forever. Several workers may see the work; the job's lock lets one run."""
