@@ -482,6 +482,28 @@ def by_openai(world: World, task: str, fields: Fields) -> str:
     return found
 
 
+def by_ag_ui(world: World, task: str, fields: Fields) -> str:
+    """A run of AG-UI."""
+
+    async def start() -> str:
+        rest = dict(fields)
+        if "idempotency_key" in rest:
+            raise Refused("AG-UI has no place for a key")
+        parts: list[Any] = [{"type": "text", "text": task}]
+        parts += [{"type": "image", "source": {"type": "url", "value": url}} for url in rest.pop("images", ())]
+        params = {"model": rest.pop("model")} if "model" in rest else {}
+        body = {"threadId": f"thread-{uuid.uuid4()}", "runId": "run-1", "forwardedProps": {"deckhands": rest}}
+        body |= {"messages": [{"id": "m1", "role": "user", "content": parts}]}
+        async with caller(world) as http, http.stream("POST", "/ag-ui", params=params, json=body) as answer:
+            if answer.status_code in (400, 409, 422):
+                raise Refused((await answer.aread()).decode())
+            answer.raise_for_status()
+            return str(answer.headers["location"].removeprefix("/conversations/"))
+
+    found: str = world.ask(start)
+    return found
+
+
 class Editor:
     """An editor whose user answers no question."""
 
@@ -540,6 +562,7 @@ DRIVERS: Mapping[str, Driver] = {
     "a2a": by_a2a,
     "mcp": by_mcp,
     "openai": by_openai,
+    "ag-ui": by_ag_ui,
     "acp": by_editor,
 }
 ATTENDED = frozenset({"embedded", "remote", "acp"})
