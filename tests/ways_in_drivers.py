@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -487,8 +488,6 @@ def by_ag_ui(world: World, task: str, fields: Fields) -> str:
 
     async def start() -> str:
         rest = dict(fields)
-        if "idempotency_key" in rest:
-            raise Refused("AG-UI has no place for a key")
         parts: list[Any] = [{"type": "text", "text": task}]
         parts += [{"type": "image", "source": {"type": "url", "value": url}} for url in rest.pop("images", ())]
         params = {"model": rest.pop("model")} if "model" in rest else {}

@@ -16,17 +16,20 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.faults.harness import FaultCluster
+from tests.faults.server_process import free_port
+from tests.faults.server_process import server as server_process
 from tests.ingress_parts import saying
 from tests.integration.command_line import run_command
 from tests.page_blocks import blocks_of
-from tests.polling import unhurried
-from tests.server_parts import Served, served_with_workers
+from tests.polling import unhurried, until
+from tests.server_parts import Served, add_key, served_with_workers
 from tests.turns import finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROJECT = Path(__file__).parent / "ag_ui"
 LIMIT_SECONDS = 120.0
-WORDS = "a bee sees the old harbour and waits for rain, naïve — 港".split()
+WORDS = ["a", "bee", "sees", "the", "old", "harbour", "and", "waits", "for", "rain,", "naïve", "—", "港"]
 CONFIRMED = {"agent": {"confirmation": {"mode": "always"}}}
 
 
@@ -121,6 +124,31 @@ async def test_broken_connections_lose_and_double_no_event(server: Served, proje
     counted = check(await record(project, server.url, await server.token(), asked, 4), asked)
     assert counted["cuts"] > len(asked)
     assert min(counted[outcome] for outcome in ("success", "interrupt", "RUN_ERROR")) > 0
+
+
+async def test_killed_servers_and_controllers_lose_and_double_no_event(tmp_path: Path, project: Path) -> None:
+    port = free_port()
+    async with FaultCluster(tmp_path).running() as cluster:
+        cluster.start()
+        store = cluster.client.store
+        key = await add_key(store)
+        asked = [job | {"cut": False} for job in jobs(tmp_path, 8, seed=3)]
+
+        async def grows(count: int) -> bool:
+            rows = await cluster.client.recent()
+            return recording.done() or sum(row.last_event_id for row in rows) >= count
+
+        recording = asyncio.create_task(record(project, f"http://127.0.0.1:{port}", key, asked, 4))
+        for number in range(4):
+            async with server_process(cluster.store.url, tmp_path / "home", port):
+                if number == 3:
+                    await recording
+                else:
+                    await until(lambda: grows(30 * (number + 1)), limit=LIMIT_SECONDS, what="events")  # noqa: B023
+                    cluster.kill("c1")
+                    cluster.start_controller("c1")
+        counted = check(await recording, asked)
+    assert counted["conversations"] == len(asked)
 
 
 @pytest.mark.soak
