@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from broker.contract import ConversationCreated, Event, EventSource, MessageAction
+from broker.contract import ConversationCreated, Event, EventSource, OperatorActed
 from broker.runtime import UnknownConversation, UsageError
 from deckhands.client import Tally, load_quoted_texts
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Operator, Reader, Writer
@@ -191,19 +191,18 @@ class StoredResponse:
 
     def __init__(self, conversation_id: str, after: int, events: Sequence[Event]) -> None:
         before = Tally.of(event for event in events if event.id <= after)
-        self._tally = Tally.of(event for event in events if event.id <= after)
         self._events: list[Event] = []
-        sent = 0
-        for event in events[after:]:
+        rest = list(events[after:])
+        while after and rest and not _is_message(rest[0]) and not before.status.is_settled:
+            del rest[0]  # the agent worked when the message was sent
+        if not rest or (after and not _is_message(rest[0])):
+            raise Problem(404, "unknown_response", "There is no such response.", remedy="Check its id.")
+        self._tally = Tally.of(event for event in events if event.id < rest[0].id)
+        for event in rest:
             if self._tally.status.is_settled and self._events and event.source is EventSource.USER:
                 break
             self._tally.add(event)
             self._events.append(event)
-            sent += isinstance(event, MessageAction) and event.source is EventSource.USER
-            if not sent and event.source is EventSource.AGENT:
-                break
-        if not sent or (after and not before.status.is_settled):
-            raise Problem(404, "unknown_response", "There is no such response.", remedy="Check its id.")
         self.conversation_id = conversation_id
         self.is_over = self._tally.status.is_settled
         self.is_only = after == 0 and self._events[-1].id == events[-1].id
@@ -439,6 +438,10 @@ class ResponseWriter:
             return b""
         data = json.dumps({"type": kind, "sequence_number": self._number - 1, **content}, ensure_ascii=True)
         return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _is_message(event: Event) -> bool:
+    return isinstance(event, OperatorActed) and event.action == "message"
 
 
 def _text_part(text: str) -> dict[str, Any]:
