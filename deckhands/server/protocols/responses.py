@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from broker.contract import ConversationCreated, Event, EventSource, OperatorActed
+from broker.contract import ConversationCreated, Event, EventSource, MessageAction, OperatorActed
 from broker.runtime import UnknownConversation, UsageError
 from deckhands.client import Tally, load_quoted_texts
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Operator, Reader, Writer
@@ -198,11 +198,13 @@ class StoredResponse:
         if not rest or (after and not _is_message(rest[0])):
             raise Problem(404, "unknown_response", "There is no such response.", remedy="Check its id.")
         self._tally = Tally.of(event for event in events if event.id < rest[0].id)
+        has_message = False
         for event in rest:
-            if self._tally.status.is_settled and self._events and event.source is EventSource.USER:
+            if self._tally.status.is_settled and has_message and event.source is EventSource.USER:
                 break
             self._tally.add(event)
             self._events.append(event)
+            has_message = has_message or isinstance(event, MessageAction)
         self.conversation_id = conversation_id
         self.is_over = self._tally.status.is_settled
         self.is_only = after == 0 and self._events[-1].id == events[-1].id
