@@ -1,4 +1,4 @@
-"""The events of an AG-UI run follow from the log: whoever comes back with an id gets the others, each once."""
+"""The events of an AG-UI run follow from the log: a client that comes back with an id gets the others, each once."""
 
 from __future__ import annotations
 
