@@ -31,7 +31,7 @@ A task is one `TaskSpec` in every interface. `make docs` writes this page from t
 | [inbox](producing-work.md#the-inbox-a-stream-for-any-language) | the JSON of `request`, with `id`, which is the key |
 | [files of tasks](producing-work.md#files-of-tasks) | an object a line, or columns; with `id`, which is the key |
 | [schedules](cli.md), `PUT /schedules/NAME` | the options of `submit`, or `request`; each tick is a new conversation |
-| [A2A, MCP, OpenAI's API](serving.md#other-protocols) | the fields of the protocol, and `metadata`, `options` or `deckhands` with the other fields |
+| [A2A, MCP, OpenAI's API](serving.md#other-protocols), [AG-UI](ag-ui.md) | the fields of the protocol, and `metadata`, `options` or `deckhands` with the other fields |
 
 [Features by way in](ways-in.md) shows the unsupported features of each, and why. All have the same defaults and refuse an unknown field by its name. The worker that opens the workspace reads the files of the repository (`AGENTS.md`, [skills](skills.md), [set-up scripts](workspaces.md#scripts-of-a-repository)).
 

@@ -55,6 +55,7 @@ WAYS = (
     Way("a2a", "A2A", "serving.md#agents-for-other-agents-a2a", "`metadata`"),
     Way("mcp", "MCP", "serving.md#agents-as-tools-mcp", "arguments, and `options`"),
     Way("openai", "OpenAI", "serving.md#openais-chat-completions", "the fields of that API, and `deckhands`"),
+    Way("ag-ui", "AG-UI", "ag-ui.md", "`forwardedProps.deckhands`"),
     Way("acp", "ACP", "serving.md#editors-acp", "options of `deckhands acp`"),
 )
 
@@ -140,6 +141,7 @@ MISSING: Mapping[tuple[str, str], str] = {
     ("eval", "pinned"): "Attempts are compared with one another; run them on workers of one version.",
     ("eval", "rollout"): "`deckhands rollouts` collects trajectories: attempts with tokens, in groups.",
     ("eval", "messages"): ALONE,
+    ("ag-ui", "key"): "A thread is created once, by its `threadId`, and a run starts once, by its `runId`.",
     ("acp", "delay"): AT_ONCE,
     ("acp", "expiry"): AT_ONCE,
     ("acp", "key"): "The id of a session is that of its conversation; the editor loads it again by it.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -484,6 +485,26 @@ def by_openai(world: World, task: str, fields: Fields) -> str:
     return found
 
 
+def by_ag_ui(world: World, task: str, fields: Fields) -> str:
+    """A run of AG-UI."""
+
+    async def start() -> str:
+        rest = dict(fields)
+        parts: list[Any] = [{"type": "text", "text": task}]
+        parts += [{"type": "image", "source": {"type": "url", "value": url}} for url in rest.pop("images", ())]
+        params = {"model": rest.pop("model")} if "model" in rest else {}
+        body = {"threadId": f"thread-{uuid.uuid4()}", "runId": "run-1", "forwardedProps": {"deckhands": rest}}
+        body |= {"messages": [{"id": "m1", "role": "user", "content": parts}]}
+        async with caller(world) as http, http.stream("POST", "/ag-ui", params=params, json=body) as answer:
+            if answer.status_code in (400, 409, 422):
+                raise Refused((await answer.aread()).decode())
+            answer.raise_for_status()
+            return str(answer.headers["location"].removeprefix("/conversations/"))
+
+    found: str = world.ask(start)
+    return found
+
+
 class Editor:
     """An editor whose user answers no question."""
 
@@ -542,6 +563,7 @@ DRIVERS: Mapping[str, Driver] = {
     "a2a": by_a2a,
     "mcp": by_mcp,
     "openai": by_openai,
+    "ag-ui": by_ag_ui,
     "acp": by_editor,
 }
 ATTENDED = frozenset({"embedded", "remote", "acp"})

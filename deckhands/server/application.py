@@ -33,7 +33,7 @@ from deckhands.server.gateway import Gateway
 from deckhands.server.guard import Guard
 from deckhands.server.openapi.document import document_of, operation_id
 from deckhands.server.problems import add_problems
-from deckhands.server.protocols import a2a, chat, mcp_route, responses
+from deckhands.server.protocols import a2a, ag_ui, chat, mcp_route, responses
 from deckhands.server.protocols.agent_tools import AgentTools
 from deckhands.server.web import pages
 from deckhands.server.web.overviews import Overviews
@@ -59,6 +59,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     responses.routes,
     mcp_route.routes,
     a2a.routes,
+    ag_ui.routes,
     pages.routes,
 )
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Header, Query, Request, WebSocket
 from starlette.responses import Response
@@ -56,6 +56,14 @@ def sse(item: Item) -> bytes:
     return f"{head}data: {text}\n\n".encode("utf-8", "replace")
 
 
+class Batches(Protocol):
+    """A source of items for one reader."""
+
+    def batches(self) -> AsyncGenerator[list[Item]]:
+        """Yield items as they arrive; an empty batch is a keep-alive."""
+        ...
+
+
 class SseResponse(Response):
     """An answer that is a stream of server-sent events."""
 
@@ -64,7 +72,7 @@ class SseResponse(Response):
     def __init__(
         self,
         gateway: Gateway,
-        stream: EventStream,
+        stream: Batches,
         headers: Mapping[str, str] | None = None,
         *,
         head: bytes = HEAD,

@@ -5,7 +5,7 @@
 -- Keys:  conversation base  :results  stream  a=action w=worker k=capability s=checksum f=fingerprint u=used e=bytes
 --                                     tool workers may add to it, and read and remove nothing. s=stop: not an observation,
 --                                     but the news that a stopped action has ended, which needs no capability
---                           :grants   hash    action -> '<SHA-1 of its capability> <its seal>'; tool workers may only read it
+--                           :grants   hash    action -> '<SHA-1 of its capability> <its seal>'; tool workers only read it
 --        shard base         :worker:<id>:mail stream   r=1: there are results to settle
 
 local history = require('log/lua/history')

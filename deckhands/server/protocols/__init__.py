@@ -1,4 +1,4 @@
-"""Protocols of other programs: OpenAI's two APIs, A2A, MCP, ACP. Each is one more client of a cluster.
+"""Protocols of other programs: OpenAI's two APIs, AG-UI, A2A, MCP, ACP. Each is one more client of a cluster.
 
 Start with: chat.
 """

@@ -39,7 +39,7 @@ class AnswerText:
     """
 
     def __init__(self, step: int = 1) -> None:
-        self._last: set[str] = set()
+        self._last: frozenset[str] = frozenset()
         self._ahead: list[Mapping[str, Any]] = []
         self._runs: dict[str, str] = {}
         self._said, self._call, self._has_said = "", "", False
@@ -67,9 +67,7 @@ class AnswerText:
         """Add a recorded reply, and return its text that was not emitted yet."""
         if event.get("service", "agent") != "agent":
             return ""
-        parts = (str(event.get("content") or ""), _finish_of(event))
-        whole = _join(*parts)
-        self._last = {_bare(each) for each in (whole, *parts)}
+        whole, self._last = answers_of(event)
         rest = _rest_behind(self._said, whole)
         found = self._emit(GAP + whole if rest is None else rest)
         ahead = self._ahead
@@ -95,6 +93,13 @@ class AnswerText:
         first = GAP if text and self._has_said and not self._said else ""
         self._said += text
         return first + text
+
+
+def answers_of(event: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+    """Return the text of a recorded reply, and, without white space, the messages that the agent may have from it."""
+    parts = (str(event.get("content") or ""), _finish_of(event))
+    whole = _join(*parts)
+    return whole, frozenset(_bare(each) for each in (whole, *parts))
 
 
 def _join(*parts: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -114,14 +115,22 @@ class ChatTurn:
         after: the id of the last event before it.
         before: the tokens that the conversation had used before: of prompts and of completions.
         steps: the steps that the conversation had taken before.
+        created: when it was sent; None: now.
     """
 
     def __init__(
-        self, conversation_id: str, model: str, *, after: int = 0, before: tuple[int, int] = (0, 0), steps: int = 0
+        self,
+        conversation_id: str,
+        model: str,
+        *,
+        after: int = 0,
+        before: tuple[int, int] = (0, 0),
+        steps: int = 0,
+        created: datetime | None = None,
     ) -> None:
         self.conversation_id, self.after, self.steps = conversation_id, after, steps
         self._model, self._before = model, before
-        self._created = int(SYSTEM_CLOCK.now().timestamp())
+        self._created = int((created or SYSTEM_CLOCK.now()).timestamp())
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields common to every object about it."""

@@ -72,7 +72,7 @@ class ResponseRequest(JsonBody):
     text: TextOptions | None = None
     deckhands: dict[str, Any] | None = None
     tools: Annotated[list[Any], Field(max_length=0, description="agents have their own tools")] | None = None
-    background: Annotated[Literal[False], Field(description="follow the conversation instead")] | None = None
+    background: Annotated[bool, Field(description="answer at once; `GET /v1/responses/ID` has the rest")] | None = None
 
     def as_chat(self) -> ChatRequest:
         """Return the equivalent chat completion.

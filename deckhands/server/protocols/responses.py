@@ -5,22 +5,28 @@ answer is the agent's last message; a stream has all its messages, as they are w
 text or a summary, put together, equal its `done` event and the response. All the agent's messages form one message
 item, and all its actions one reasoning item; each is opened by its first part, and closed before the response is
 completed.
-Does not: store responses; `GET /conversations/ID` shows the result of one.
+A response is read again from the log, at any server; the events of such a stream follow from the log alone, so their
+numbers are always the same.
+Does not: store responses; they are turns of conversations.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
+from broker.contract import ConversationCreated, Event, EventSource, MessageAction, OperatorActed
+from broker.runtime import UnknownConversation, UsageError
+from deckhands.client import Tally, load_quoted_texts
+from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Operator, Reader, Writer
+from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.live import ALIVE, SseResponse
-from deckhands.server.models import ID
-from deckhands.server.problems import to_openai_error, to_problem
+from deckhands.server.models import ID, event_json
+from deckhands.server.problems import Problem, to_openai_error, to_problem
 from deckhands.server.protocols.answer_text import AnswerText
 from deckhands.server.protocols.chat import (
     AgentRunFailed,
@@ -32,11 +38,13 @@ from deckhands.server.protocols.chat import (
 )
 from deckhands.server.protocols.chat_messages import CONVERSATION, ChatRequest
 from deckhands.server.protocols.progress import describe
-from deckhands.server.protocols.response_messages import ResponseRequest
+from deckhands.server.protocols.response_messages import RESPONSE_ID, ResponseRequest
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
-from deckhands.server.streams import Item
+from deckhands.server.streams import EventStream, Item, reserve_stream, with_full_message
 
 routes = APIRouter(prefix="/v1", tags=["openai"])
+CANCEL_SECONDS = 20.0
+"""How long a request to stop waits until the agent has stopped."""
 SAID = {
     "type": "message",
     "role": "assistant",
@@ -73,9 +81,12 @@ async def respond(
     conversation continues.
     """
     chat = asked.as_chat()
-    is_live = bool(asked.stream) and deltas and not chat.is_formed
+    is_live = bool(asked.stream) and deltas and not chat.is_formed and not asked.background
     turn = await start_turn(gateway, principal, request, chat, key, is_live=is_live)
     headers = {"Location": f"/conversations/{turn.conversation_id}"}
+    if asked.background:
+        kept = await _load(gateway, f"{turn.conversation_id}_{turn.after}")
+        return kept.stream(gateway, principal) if asked.stream else JSONResponse(kept.whole(), headers=headers)
     written = ResponseWriter(turn, asked, chat, is_live=is_live)
     if asked.stream:
         events = stream_turn(gateway, principal, turn, is_live=is_live)
@@ -84,19 +95,193 @@ async def respond(
     return JSONResponse(written.whole(result.summary if result.is_settled else None), headers=headers)
 
 
+ResponseId = Annotated[str, Path(pattern=f"^{RESPONSE_ID.pattern}$", examples=[f"resp_{ID.lower()}_0"])]
+STORED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": EXAMPLE}}}}
+DELETED = {"id": f"resp_{ID.lower()}_0", "object": "response.deleted", "deleted": True}
+
+
+@routes.get(
+    "/responses/{response_id}", response_class=Response, responses=ANSWERS, summary="Show or follow a response (OpenAI)"
+)
+async def retrieve(
+    gateway: GatewayOf,
+    principal: Reader,
+    response_id: ResponseId,
+    *,
+    stream: Annotated[bool, Query(description="follow it as it grows")] = False,
+    starting_after: Annotated[int, Query(ge=-1, description="the number of the last event that the reader has")] = -1,
+) -> Response:
+    """Show a response as far as it is, or follow it: its events, or those after one, until it is over."""
+    kept = await _find(gateway, principal, response_id)
+    if not stream:
+        return JSONResponse(kept.whole())
+    reserve_stream(gateway, principal)
+    return kept.stream(gateway, principal, starting_after)
+
+
+@routes.post("/responses/{response_id}/cancel", responses=STORED, summary="Stop a response (OpenAI)")
+async def cancel(gateway: GatewayOf, principal: Operator, _reader: Reader, response_id: ResponseId) -> dict[str, Any]:
+    """Stop the agent's work on a response. A response that is over does not change."""
+    kept = await _find(gateway, principal, response_id)
+    if not kept.is_over:
+        client = gateway.client_for(principal, "cancel", "asked for by OpenAI's API")
+        await client.cancel(kept.conversation_id, wait_seconds=CANCEL_SECONDS)
+        kept = await _find(gateway, principal, response_id)
+    return kept.whole()
+
+
+@routes.delete(
+    "/responses/{response_id}",
+    responses={200: {"content": {"application/json": {"example": DELETED}}}, 409: {"description": "it has others"}},
+    summary="Delete a response (OpenAI)",
+)
+async def delete(gateway: GatewayOf, principal: Operator, _reader: Reader, response_id: ResponseId) -> dict[str, Any]:
+    """Delete a response with its conversation, if the conversation is idle and has no other response."""
+    kept = await _find(gateway, principal, response_id)
+    if not kept.is_only:
+        raise Problem(
+            409,
+            "conflict",
+            "The response is one of several of its conversation, whose log is never cut.",
+            remedy=f"Delete all of them: DELETE /conversations/{kept.conversation_id}.",
+        )
+    await gateway.record(principal, "delete", kept.conversation_id, "asked for by OpenAI's API")
+    try:
+        await gateway.client.delete(kept.conversation_id)
+    except UnknownConversation:
+        raise
+    except UsageError as error:
+        raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+    return {"id": response_id, "object": "response.deleted", "deleted": True}
+
+
+async def _find(gateway: Gateway, principal: Principal, response_id: str) -> StoredResponse:
+    """Return a response that the principal may see.
+
+    Raises:
+        UnknownConversation: its conversation does not exist, or belongs to another tenant.
+        Problem: the conversation has no such response.
+    """
+    name = response_id.removeprefix("resp_")
+    await gateway.require_visible(principal, name.rpartition("_")[0])
+    return await _load(gateway, name)
+
+
+async def _load(gateway: Gateway, name: str) -> StoredResponse:
+    conversation_id, _, after = name.rpartition("_")
+    client = gateway.client
+    events = await client.events(conversation_id, is_lenient=True)
+    whole = [await with_full_message(client, conversation_id, event) for event in events]
+    return StoredResponse(conversation_id, int(after), await load_quoted_texts(client, conversation_id, whole))
+
+
+class StoredResponse:
+    """A response in the log of its conversation: the events from a user's message until the agent has settled.
+
+    Args:
+        after: the last event before it.
+
+    Attributes:
+        is_over: nothing more follows.
+        is_only: the conversation has no other response.
+
+    Raises:
+        Problem: no response starts there.
+    """
+
+    def __init__(self, conversation_id: str, after: int, events: Sequence[Event]) -> None:
+        before = Tally.of(event for event in events if event.id <= after)
+        self._events: list[Event] = []
+        rest = list(events[after:])
+        while after and rest and not _is_message(rest[0]) and not before.status.is_settled:
+            del rest[0]  # the agent worked when the message was sent
+        if not rest or (after and not _is_message(rest[0])):
+            raise Problem(404, "unknown_response", "There is no such response.", remedy="Check its id.")
+        self._tally = Tally.of(event for event in events if event.id < rest[0].id)
+        has_message = False
+        for event in rest:
+            if self._tally.status.is_settled and has_message and event.source is EventSource.USER:
+                break
+            self._tally.add(event)
+            self._events.append(event)
+            has_message = has_message or isinstance(event, MessageAction)
+        self.conversation_id = conversation_id
+        self.is_over = self._tally.status.is_settled
+        self.is_only = after == 0 and self._events[-1].id == events[-1].id
+        self._is_last = self._events[-1].id == events[-1].id
+        created = events[0]
+        assert isinstance(created, ConversationCreated)
+        model = f"{created.agent.name}/{created.agent.llm.model}" if created.agent.llm.model else created.agent.name
+        first = before.summary() if after else None
+        used = (first.prompt_tokens, first.completion_tokens) if first is not None else (0, 0)
+        steps = first.iterations if first is not None else 0
+        started = self._events[0].timestamp
+        self._turn = ChatTurn(conversation_id, model, after=after, before=used, steps=steps, created=started)
+        self._is_formed = created.agent.output is not None
+        self._metadata = dict(created.labels or {})
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response as far as it is."""
+        written = self._writer()
+        for event in self._events:
+            written.of(Item("event", dict(event_json(event)), event.id))
+        if not self.is_over:
+            return written.unfinished()
+        summary = self._tally.summary().as_json()
+        written.of(Item("end", {"summary": summary}))
+        return written.last
+
+    def stream(self, gateway: Gateway, principal: Principal, starting_after: int = -1) -> Response:
+        """Return the stream of its events after a number."""
+        written = self._writer(starting_after)
+        headers = {"Location": f"/conversations/{self.conversation_id}"}
+        head = ALIVE + written.first()
+        if self._is_last:
+            after = self._turn.after
+            rest = EventStream(
+                gateway, principal, self.conversation_id, after=after, until_settled=True, is_said_whole=True
+            )
+            return SseResponse(gateway, rest, headers, head=head, written=written.of)
+        items = [Item("event", dict(event_json(event)), event.id) for event in self._events]
+        items.append(Item("end", {"summary": self._tally.summary().as_json()}))
+        return Response(head + b"".join(map(written.of, items)), headers=headers, media_type=SseResponse.media_type)
+
+    def _writer(self, starting_after: int = -1) -> ResponseWriter:
+        asked = ResponseRequest.model_construct(
+            model=self._turn.head("response")["model"], input="-", metadata=self._metadata
+        )
+        form = {"type": "json_schema", "json_schema": {"schema": {}}} if self._is_formed else None
+        chat = ChatRequest.model_validate(
+            {"model": "-", "messages": [{"role": "user", "content": "-"}], "response_format": form}
+        )
+        return ResponseWriter(self._turn, asked, chat, is_live=not self._is_formed, starting_after=starting_after)
+
+
 class ResponseWriter:
     """One response.
 
     Args:
         is_live: stream the agent's messages as they are written.
+        starting_after: leave out the events up to this number.
 
     Attributes:
         _opened: the open items of the output, `msg` or `rs`, in their order.
         _said: the pieces of the message.
         _done: the parts of the reasoning summary.
+        last: the response in the last event that has it.
     """
 
-    def __init__(self, turn: ChatTurn, asked: ResponseRequest, chat: ChatRequest, *, is_live: bool = False) -> None:
+    def __init__(
+        self,
+        turn: ChatTurn,
+        asked: ResponseRequest,
+        chat: ChatRequest,
+        *,
+        is_live: bool = False,
+        starting_after: int = -1,
+    ) -> None:
+        self._starting_after = starting_after
+        self.last: dict[str, Any] = {}
         self._turn, self._asked, self._chat = turn, asked, chat
         self._spoken = AnswerText(turn.steps + 1) if is_live else None
         self._name = f"{turn.conversation_id}_{turn.after}"
@@ -110,6 +295,10 @@ class ResponseWriter:
         if summary is None:
             return self._response("incomplete", [])
         return self._response("completed", [self._message("completed", answer_in(summary, self._chat))], summary)
+
+    def unfinished(self) -> dict[str, Any]:
+        """Return the response as far as it is."""
+        return self._response("in_progress", self._output("in_progress"))
 
     def first(self) -> bytes:
         """Return the first events of a stream."""
@@ -157,6 +346,10 @@ class ResponseWriter:
     def _end(self, summary: Mapping[str, Any]) -> Iterator[bytes]:
         if summary["state"] == "error":
             yield self._write_error(to_problem(AgentRunFailed(self._turn.conversation_id, summary)))
+            return
+        if summary["state"] == "stopped":
+            stopped = self._response("cancelled", self._output("incomplete"), summary)
+            yield self._event("response.incomplete", response=stopped)
             return
         answer = answer_in(summary, self._chat)
         yield from self._write_text(answer if self._spoken is None else self._spoken.finish(answer))
@@ -242,8 +435,15 @@ class ResponseWriter:
 
     def _event(self, kind: str, **content: Any) -> bytes:
         self._number += 1
+        self.last = content.get("response", self.last)
+        if self._number - 1 <= self._starting_after:
+            return b""
         data = json.dumps({"type": kind, "sequence_number": self._number - 1, **content}, ensure_ascii=True)
         return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _is_message(event: Event) -> bool:
+    return isinstance(event, OperatorActed) and event.action == "message"
 
 
 def _text_part(text: str) -> dict[str, Any]:
