@@ -23,7 +23,8 @@ from deckhands.server.dependencies import GatewayOf
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
 )
 START = "/"
 FOLDER = "/web/"
@@ -37,12 +38,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 def files() -> Mapping[str, tuple[bytes, bytes]]:
     """Return the files by path, each with its media type."""
     found = {}
-    for file in resources.files("deckhands.server.web").joinpath("page").iterdir():
-        name = file.name
-        kind = TYPES.get(name[name.rfind(".") :])
-        if kind is not None:
-            path = START if name == "index.html" else f"{FOLDER}{name}"
-            found[path] = (file.read_bytes(), f"{kind}; charset=utf-8".encode())
+    page = resources.files("deckhands.server.web").joinpath("page")
+    for folder, prefix in ((page, FOLDER), (page.joinpath("vendored"), f"{FOLDER}vendored/")):
+        for file in folder.iterdir():
+            name = file.name
+            kind = TYPES.get(name[name.rfind(".") :])
+            if kind is not None:
+                path = START if name == "index.html" else f"{prefix}{name}"
+                found[path] = (file.read_bytes(), f"{kind}; charset=utf-8".encode())
     return found
 
 

@@ -33,7 +33,7 @@ export function conversations({ main, signal, refused }) {
   const cost = narrow("cost", "0.50", { type: "number", min: 0, step: "any" });
   const text = el("input", { id: "text", type: "search", placeholder: "title or id", value: filter.text, oninput: () => { filter.text = text.value; draw(); } });
   replace(main,
-    el("div", { class: "bar" }, el("h1", {}, "Conversations"), count),
+    el("div", { class: "bar" }, el("h1", {}, "Conversations"), count, el("span", { class: "grow" }), el("a", { class: "button main", href: "#/new" }, "New conversation")),
     el("form", { class: "bar filters", onsubmit: (event) => { event.preventDefault(); if (/^[a-z0-9_-]{20,}$/i.test(text.value)) location.hash = `#/c/${text.value}`; } },
       el("label", { for: "text" }, "Search this page"), text, el("label", { for: "state" }, "State"), state,
       el("label", { for: "label" }, "Label"), label, el("label", { for: "tenant" }, "Tenant"), tenant, el("label", { for: "model" }, "Model"), model,
@@ -66,7 +66,7 @@ export function conversations({ main, signal, refused }) {
         el("td", { class: "number" }, costText(row.numbers.cost_usd || 0, row.numbers.has_unknown_cost !== "1")),
         el("td", { class: "nowrap" }, ago(row.updated)));
     }));
-    if (!shown().length) replace(body, el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No conversation. ", el("code", {}, "deckhands submit -t TASK"), " starts one.")));
+    if (!shown().length) replace(body, el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No conversation is here. ", el("a", { href: "#/new" }, "Start one"), ".")));
     buttons();
   }
 
