@@ -1,9 +1,9 @@
-// Markdown of an agent or a user. It is hostile: `marked` makes markup of it, DOMPurify keeps a short list of elements.
-// Nothing is loaded: pictures of other servers are shown as their addresses, links open only when a user follows them.
+// Markdown of an agent or a user. It is hostile: tags in it stay text, `marked` makes markup of the rest, and DOMPurify
+// keeps a short list of elements. Nothing is loaded: pictures of other servers are shown as their addresses, links open only when a user follows them.
 
 import { highlightIn } from "./code.js";
 import { clean, el } from "./dom.js";
-import { marked } from "./vendored/marked.js";
+import { Marked } from "./vendored/marked.js";
 import DOMPurify from "./vendored/purify.js";
 
 const MOST_CHARS = 60_000;
@@ -15,6 +15,9 @@ const RULES = {
 };
 const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 const LINK = /^(https?:|mailto:)/i;
+const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
+const escaped = (text) => text.replace(/[&<>"']/g, (found) => ESCAPES[found]);
+const parser = new Marked({ gfm: true, breaks: true, renderer: { html: ({ text, block }) => block ? `<p>${escaped(text)}</p>` : escaped(text) } });
 const LANGUAGE = /^language-([\w+#-]{1,20})$/;
 
 /** Give a link its host as text if its own text does not show it, and keep it from learning where it was followed. */
@@ -33,7 +36,7 @@ function guard(link) {
 /** Return the nodes of a Markdown text. */
 export function nodesOf(text) {
   const whole = String(text ?? ""), shown = clean(whole.slice(0, MOST_CHARS));
-  const made = DOMPurify.sanitize(marked.parse(shown, { gfm: true, breaks: true, async: false }), RULES);
+  const made = DOMPurify.sanitize(parser.parse(shown, { async: false }), RULES);
   for (const picture of made.querySelectorAll("img")) {
     const source = picture.getAttribute("src") || "";
     if (PICTURE.test(source)) { const alt = picture.getAttribute("alt") || "A picture"; picture.replaceWith(el("img", { src: source, alt })); } else picture.replaceWith(el("span", { class: "dim mono" }, `picture: ${source.slice(0, 200)}`));
