@@ -44,6 +44,14 @@ from tests.unit.deckhands.sample_log import command, output, reply, state
 
 PLOTTED = "() => (document.querySelector('.tile .line')?.getAttribute('points') || '').split(' ').length >= 9"
 """The plots of a cluster have enough points for a picture."""
+KEYS = {
+    "conversation": ("k", ".item.current"),
+    "conversation-dark": ("k", ".item.current"),
+    "conversation-timeline": ("2", ".lane"),
+    "conversation-usage": ("3", ".u-legend"),
+    "keys": ("?", "dialog"),
+}
+"""The key that is pressed before a picture is taken, and what it shows."""
 DIFF = """--- a/shop/cart.py
 +++ b/shop/cart.py
 @@ -11,7 +11,7 @@ class Cart:
@@ -271,26 +279,35 @@ async def take(folder: Path) -> None:
                     ("evaluations", "#/evaluations", 1280, 420, False),
                     ("evaluation", "#/e/nightly-shop", 1280, 1240, False),
                     ("evaluation-dark", "#/e/nightly-shop", 1280, 1240, True),
-                    ("evaluation-narrow", "#/e/nightly-shop", 420, 1400, False),
+                    ("evaluation-narrow", "#/e/nightly-shop", 390, 1400, False),
                     ("compare", f"#/compare/{shown}/{fork}", 1280, 900, False),
                     ("conversations", "", 1280, 780, False),
-                    ("conversations-narrow", "", 420, 900, True),
+                    ("conversations-narrow", "", 390, 900, True),
                     ("conversation", f"#/c/{shown}", 1280, 900, False),
                     ("conversation-dark", f"#/c/{shown}", 1280, 900, True),
-                    ("conversation-narrow", f"#/c/{shown}", 420, 900, False),
+                    ("conversation-narrow", f"#/c/{shown}", 390, 844, False),
                     ("conversation-end", f"#/c/{shown}@14", 1280, 1100, False),
+                    ("conversation-timeline", f"#/c/{shown}", 1280, 700, False),
+                    ("conversation-usage", f"#/c/{shown}", 1280, 1100, False),
+                    ("new", "#/new", 1280, 900, False),
+                    ("new-narrow", "#/new", 390, 900, True),
+                    ("keys", f"#/c/{shown}", 1280, 900, False),
                     ("cluster", "#/cluster", 1280, 960, False),
                     ("cluster-dark", "#/cluster", 1280, 960, True),
-                    ("cluster-narrow", "#/cluster", 420, 1500, False),
+                    ("cluster-narrow", "#/cluster", 390, 1500, False),
                 ):
                     async with opened(
                         f"http://127.0.0.1:{port}/{path}", width=width, height=height, dark=is_dark, key=key
                     ) as page:
-                        await page.locator("tbody tr, .why li").first.wait_for()
+                        await page.locator("tbody tr, .item, .begin").first.wait_for()
                         if name.startswith("cluster"):
                             await page.wait_for_function(PLOTTED)
-                        if not name.endswith("-end"):
-                            await page.evaluate("scrollTo(0, 0)")
+                        if name.startswith("conversation"):
+                            await page.locator(".why li").first.wait_for(state="attached")
+                        if name in KEYS:
+                            await page.keyboard.press(KEYS[name][0])
+                            await page.locator(KEYS[name][1]).first.wait_for()
+                        await page.evaluate("document.activeElement.blur()")
                         await page.screenshot(path=folder / f"{name}.png")
             ends.set()
             await working
