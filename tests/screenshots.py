@@ -302,7 +302,7 @@ async def take(folder: Path) -> None:
                         await page.locator("tbody tr, .item, .begin").first.wait_for()
                         if name.startswith("cluster"):
                             await page.wait_for_function(PLOTTED)
-                        if name.startswith("conversation"):
+                        if "#/c/" in path:
                             await page.locator(".why li").first.wait_for(state="attached")
                         if name in KEYS:
                             await page.keyboard.press(KEYS[name][0])

@@ -233,8 +233,23 @@ async def test_list_is_filtered_and_failed_conversations_requeued(server: Served
         await page.get_by_label("Reason").fill("the provider is back")
         await page.get_by_role("dialog").get_by_role("button", name="Requeue").click()
         await page.get_by_text("1 done.").wait_for()
+        await page.get_by_role("button", name="Save filter").click()
+        await page.get_by_label("Its name").fill("dear ones")
+        await page.get_by_role("dialog").get_by_role("button", name="Save").click()
+        await page.reload()
+        await page.get_by_role("link", name="Other tenant").wait_for()
+        await page.get_by_label("Saved filters").select_option("dear ones")
+        await page.get_by_role("link", name="Other tenant").wait_for(state="detached")
+        assert await page.get_by_label("Cost from $").input_value() == "0.5"
+        await page.get_by_role("searchbox", name="Search").fill("no such title")
+        await page.get_by_text("No conversation matches.").wait_for()
     found = [event for event in await server.client.events(made["Dear"]) if event.kind == "conversation.operator_acted"]
     assert [event.model_dump()["action"] for event in found] == ["requeue"]
+    async with server.as_(await server.token("acme")) as client:
+        named = (await client.get("/conversations?title=MODEL")).json()["conversations"]
+        assert [one["title"] for one in named] == ["Other model"]
+        assert (await client.get("/conversations?title=tenant")).json()["conversations"] == []
+        assert (await client.get(f"/conversations?title={'x' * 301}")).status_code == 422
     async with server.as_(await server.token("other")) as client:
         everything = (await client.get("/conversations?min_cost_usd=0.5")).json()["conversations"]
         assert [one["title"] for one in everything] == ["Other tenant"]

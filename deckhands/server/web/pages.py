@@ -8,7 +8,7 @@ markup.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -28,6 +28,9 @@ POLICY = (
 )
 START = "/"
 FOLDER = "/web/"
+LATER = ("highlight", "uplot")
+"""Scripts that the page loads only when it needs them start with these."""
+PRELOADS = b"<!-- modules -->"
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -46,7 +49,15 @@ def files() -> Mapping[str, tuple[bytes, bytes]]:
             if kind is not None:
                 path = START if name == "index.html" else f"{prefix}{name}"
                 found[path] = (file.read_bytes(), f"{kind}; charset=utf-8".encode())
+    index, kind = found[START]
+    found[START] = (index.replace(PRELOADS, _render_preloads(found)), kind)
     return found
+
+
+def _render_preloads(paths: Iterable[str]) -> bytes:
+    """Return the links that let a browser fetch all modules at once instead of one level of imports after another."""
+    modules = [path for path in paths if path.endswith(".js") and not path.rpartition("/")[2].startswith(LATER)]
+    return "\n".join(f'<link rel="modulepreload" href="{path}">' for path in sorted(modules)).encode()
 
 
 @dataclass(frozen=True)
