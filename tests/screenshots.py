@@ -45,8 +45,6 @@ from tests.unit.deckhands.sample_log import command, output, reply, state
 PLOTTED = "() => (document.querySelector('.tile .line')?.getAttribute('points') || '').split(' ').length >= 9"
 """The plots of a cluster have enough points for a picture."""
 KEYS = {
-    "conversation": ("k", ".item.current"),
-    "conversation-dark": ("k", ".item.current"),
     "conversation-timeline": ("2", ".lane"),
     "conversation-usage": ("3", ".u-legend"),
     "keys": ("?", "dialog"),
@@ -283,8 +281,8 @@ async def take(folder: Path) -> None:
                     ("compare", f"#/compare/{shown}/{fork}", 1280, 900, False),
                     ("conversations", "", 1280, 780, False),
                     ("conversations-narrow", "", 390, 900, True),
-                    ("conversation", f"#/c/{shown}", 1280, 900, False),
-                    ("conversation-dark", f"#/c/{shown}", 1280, 900, True),
+                    ("conversation", f"#/c/{shown}@7", 1280, 1000, False),
+                    ("conversation-dark", f"#/c/{shown}@10", 1280, 1000, True),
                     ("conversation-narrow", f"#/c/{shown}", 390, 844, False),
                     ("conversation-end", f"#/c/{shown}@14", 1280, 1100, False),
                     ("conversation-timeline", f"#/c/{shown}", 1280, 700, False),

@@ -263,7 +263,7 @@ function View({ id, eventId, signal, refused, here, main }) {
           role="log" aria-label="Steps" aria-busy=${count ? "false" : "true"} class="virtual timeline"
           row=${(index) => { const item = shown[index]; return html`<${Card} log=${log} item=${item} isOver=${isRest || item.key !== lastStep} isCurrent=${item.key === at.key} isHit=${hitKeys.has(item.key)} onFork=${fork} />`; }} />
         ${!count ? html`<p class="dim empty" role="status">Reading the log…</p>` : !shown.length ? html`<p class="dim empty">No step is of this kind. <button type="button" class="quiet" onClick=${() => setFilter("")}>Show all</button></p>` : ""}
-        ${!isTailed && count ? html`<button type="button" class="to-end" onClick=${end}>To the end ↓</button>` : ""}` : ""}
+        ${!isTailed && count ? html`<div class="ender"><button type="button" class="to-end" onClick=${end}>To the end ↓</button></div>` : ""}` : ""}
         <div class="foot" hidden=${tab !== "log"}><section class="card question" aria-live="polite" ref=${question} hidden></section><${Nodes} make=${() => parts.form} of=${[]} /></div>
       </div>
       <aside aria-label="About the conversation">

@@ -4,7 +4,7 @@ import { ask, place } from "./api.js";
 import { ago, askFor, costText, el, named, note, replace } from "./dom.js";
 
 const ID = /^[a-z0-9_-]{20,}$/i;
-const PAGE = 100, REFRESH_MS = 3_000, AT_ONCE = 8;
+const NARROW_PX = 860, PAGE = 100, REFRESH_MS = 3_000, AT_ONCE = 8;
 const STATES = ["", "running", "waiting", "scheduled", "rate_limited", "awaiting_user_confirmation", "awaiting_user_input",
   "paused", "finished", "error", "stopped", "rejected", "loading"];
 const NO_FILTER = { state: "", label: "", text: "", tenant: "", model: "", cost: "" }, filter = { ...NO_FILTER };
@@ -39,7 +39,7 @@ export function conversations({ main, signal, refused }) {
   };
   const label = narrow("label", "team=billing"), tenant = narrow("tenant", "acme", { maxlength: 64 }), model = narrow("model", "a part of its name", { maxlength: 300 });
   const cost = narrow("cost", "0.50", { type: "number", min: 0, step: "any" });
-  const text = el("input", { id: "text", type: "search", placeholder: "part of a title, or an id", value: filter.text,
+  const text = el("input", { id: "text", type: "search", placeholder: "title or id", value: filter.text,
     oninput: () => { clearTimeout(soon); soon = setTimeout(() => { filter.text = text.value.trim(); restart(); }, 300); } });
   const filters = el("select", { id: "saved", "aria-label": "Saved filters", onchange: () => { if (filters.value) choose(saved()[filters.value] || NO_FILTER); } });
   const keepFilter = el("button", { type: "button", class: "quiet", onclick: async () => {
@@ -54,8 +54,9 @@ export function conversations({ main, signal, refused }) {
     el("div", { class: "bar" }, el("h1", {}, "Conversations"), count, el("span", { class: "grow" }), el("a", { class: "button main", href: "#/new" }, "New conversation")),
     el("form", { class: "bar filters", onsubmit: (event) => { event.preventDefault(); if (ID.test(text.value.trim())) location.hash = `#/c/${text.value.trim()}`; } },
       el("label", { for: "text" }, "Search"), text, el("label", { for: "state" }, "State"), state,
-      el("label", { for: "label" }, "Label"), label, el("label", { for: "tenant" }, "Tenant"), tenant, el("label", { for: "model" }, "Model"), model,
-      el("label", { for: "cost" }, "Cost from $"), cost,
+      el("details", { class: "further", open: innerWidth > NARROW_PX }, el("summary", {}, "More filters"), el("div", { class: "row" },
+        el("label", { for: "label" }, "Label"), label, el("label", { for: "tenant" }, "Tenant"), tenant, el("label", { for: "model" }, "Model"), model,
+        el("label", { for: "cost" }, "Cost from $"), cost)),
       el("div", { class: "row" }, filters, keepFilter), el("div", { class: "row actions" }, compare, pause, requeue, cancel)),
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conversations" }, el("table", { class: "list" },
       el("thead", {}, el("tr", {}, el("td", {}, all), ...["Conversation", "State", "Steps", "Cost", "Updated"].map((name) => el("th", { scope: "col", class: name === "Steps" || name === "Cost" ? "number" : undefined }, name)))),

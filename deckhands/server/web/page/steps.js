@@ -8,7 +8,7 @@ export const QUIET = new Set(["model.admitted", "action.system", "action.recall"
   "observation.task_tracking", "conversation.confirmation_reminder"]);
 const AT_REST = new Set(["error", "stopped", "paused", "rejected"]);
 const BAD = new Set(["observation.error", "model.failed", "observation.workspace_failed", "observation.outcome_unknown", "observation.events_lost"]);
-const ANSWERED = /run|edit|read|write|browse|patch|tool|search|execute|delegate$|acp/;
+const ANSWERED = /run|edit|read|write|browse|patch|tool|search|execute|acp/;
 const SPOKEN = new Set(["action.message", "action.think"]);
 
 export const NAMES = {
@@ -28,7 +28,7 @@ export const nameOf = (event) => NAMES[event.kind] || event.kind.replace(/^(acti
 export function outcomeOf(part, isOver) {
   const { action, results } = part, last = results.at(-1);
   if (results.some((one) => one.kind === "observation.user_rejected") || action.confirmation_state === "rejected") return ["bad", "rejected, not run"];
-  if (!last && !ANSWERED.test(action.kind)) return ["", ""];
+  if (!last && !ANSWERED.test(action.kind)) return ["", ""];  // delegates are listed with their state
   if (!last) return action.confirmation_state === "awaiting_confirmation" ? ["warm", "waits for confirmation"] : isOver ? ["bad", "no result, not run to its end"] : ["live", "running"];
   if (last.kind === "observation.outcome_unknown") return ["bad", "outcome unknown"];
   if (last.kind === "observation.error") return ["bad", "error"];
@@ -109,8 +109,8 @@ export function lineOf(item) {
   if (item.type === "user") return flat(event.content).slice(0, 160);
   if (item.type === "notice") return event.kind === "observation.agent_state_changed" ? flat(`${event.agent_state.replaceAll("_", " ")}${event.reason ? `: ${reasonOf(event)}` : ""}`) : `${nameOf(event)}${event.content ? `: ${flat(event.content).slice(0, 140)}` : ""}`;
   if (item.type === "quiet") return [...new Set(item.events.map(nameOf))].join(", ");
-  const call = callsIn(item)[0]?.action;
-  if (call) return lineOfCall(call);
+  const calls = callsIn(item), call = (item.isBad && calls.find((part) => outcomeOf(part, true)[0] === "bad")) || calls[0];
+  if (call) return lineOfCall(call.action);
   return saidIn(item)[0]?.words.slice(0, 160) || "Reply";
 }
 

@@ -39,7 +39,12 @@ export function List({ count, keyOf, row, estimate, handle, isTailed = false, on
     if (seen.current.isAtEnd !== isAtEnd) onTail?.(seen.current.isAtEnd);
   }
   if (handle) {
-    handle.show = (index, align = "center") => { seen.current.isAtEnd = false; onTail?.(false); virtual.scrollToIndex(index, { align }); };
+    handle.show = (index, align = "center") => {
+      if (index === count - 1 && seen.current.isAtEnd) return;
+      seen.current.isAtEnd = false;
+      onTail?.(false);
+      virtual.scrollToIndex(index, { align });
+    };
     handle.end = () => { seen.current.isAtEnd = true; onTail?.(true); stick(); };
     handle.isAtEnd = () => seen.current.isAtEnd;
     handle.first = () => virtual.range?.startIndex ?? 0;
