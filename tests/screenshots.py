@@ -1,4 +1,4 @@
-"""Pictures of the web page: `make screenshots`, or `python -m tests.screenshots FOLDER`.
+"""Pictures of the web page: `make screenshots`, or `python -m tests.screenshots FOLDER [NAME ...]` for some of them.
 
 The conversations in them are made for it; their events are appended as workers would.
 """
@@ -251,7 +251,7 @@ async def fill_cluster(store: Store) -> None:
         await store.connection.call("HSET", key, "spent", round(spent * 1e9))
 
 
-async def take(folder: Path) -> None:
+async def take(folder: Path, names: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         valkey = EmbeddedValkey(Path(place))
@@ -294,6 +294,8 @@ async def take(folder: Path) -> None:
                     ("cluster-dark", "#/cluster", 1280, 960, True),
                     ("cluster-narrow", "#/cluster", 390, 1500, False),
                 ):
+                    if names and name not in names:
+                        continue
                     async with opened(
                         f"http://127.0.0.1:{port}/{path}", width=width, height=height, dark=is_dark, key=key
                     ) as page:
@@ -315,4 +317,4 @@ async def take(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(take(Path(sys.argv[1])))
+    asyncio.run(take(Path(sys.argv[1]), sys.argv[2:]))

@@ -134,7 +134,7 @@ function FileDiff({ id, file, name }) {
   const rows = isOpen ? file.rows.slice(0, MOST_LINES) : file.rows.slice(0, ROWS);
   const cell = (one, kind, side) => html`<td class="at">${one ? one[0] : ""}</td><td class=${`${side} ${one && kind}`}>${one ? clean(one[1].slice(0, LINE_CHARS)) : ""}</td>`;
   return html`<figure class="diff2"><figcaption><span class="mono">${name}</span> <span class="good">+${file.plus}</span> <span class="bad">−${file.minus}</span></figcaption>
-    <div class="scroll" tabindex="0" role="region" aria-label=${`Changes of ${name}`}><table><tbody>${rows.map((row) => row.gap !== undefined
+    <div class="scroll" tabindex="0" role="region" aria-label=${`Changes of ${name}`}><table><colgroup><col class="at" /><col /><col class="at" /><col /></colgroup><tbody>${rows.map((row) => row.gap !== undefined
       ? html`<tr class="gap"><td colspan="4">${row.gap || "⋯"}</td></tr>`
       : html`<tr class=${row.isChange ? "change" : ""}>${cell(row.old, row.isChange ? "minus" : "", "old")}${cell(row.now, row.isChange ? "plus" : "", "new")}</tr>`)}</tbody></table></div>
     ${rows.length < file.rows.length ? html`<button type="button" class="quiet more" onClick=${() => setOpen(true)}>Show all ${file.rows.length.toLocaleString("en")} lines</button>` : ""}</figure>`;

@@ -26,7 +26,7 @@ export const nameOf = (event) => NAMES[event.kind] || event.kind.replace(/^(acti
 
 /** Return how a call ended: its class and its words; `isOver` says that the conversation has gone on or rests. */
 export function outcomeOf(part, isOver) {
-  const { action, results } = part, last = results.at(-1);
+  const { action, results } = part, last = results.findLast((one) => one.kind === "observation.run") || results.at(-1);
   if (results.some((one) => one.kind === "observation.user_rejected") || action.confirmation_state === "rejected") return ["bad", "rejected, not run"];
   if (!last && !ANSWERED.test(action.kind)) return ["", ""];  // delegates are listed with their state
   if (!last) return action.confirmation_state === "awaiting_confirmation" ? ["warm", "waits for confirmation"] : isOver ? ["bad", "no result, not run to its end"] : ["live", "running"];
