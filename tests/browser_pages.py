@@ -55,7 +55,7 @@ async def opened(
             try:
                 yield page
             finally:
-                assert errors == []
+                assert errors == [], errors
         finally:
             await browser.close()
 

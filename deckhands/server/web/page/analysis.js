@@ -87,7 +87,7 @@ function Plot({ title, steps, series, show }) {
         axes: [{ ...axis, label: "Step" }, { ...axis, size: 70, values: (_plot, values) => values.map(show) }],
         series: [{ label: "Step" }, ...series.map(([label, , name]) => ({ label, stroke: colour(name), width: 2, fill: series.length === 1 ? `${colour(name)}22` : undefined, value: (_plot, value) => value === null ? "–" : show(value) }))] },
       [steps, ...series.map(([, values]) => values)], node);
-      observer = new ResizeObserver(() => plot.setSize(size()));
+      observer = new ResizeObserver(() => requestAnimationFrame(() => { if (!isGone) plot.setSize(size()); }));
       observer.observe(node);
     });
     return () => { isGone = true; observer?.disconnect(); plot?.destroy(); };
