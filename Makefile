@@ -35,7 +35,7 @@ SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock screenshots bench proof faults orphans security last-runs clean
+.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock vendored screenshots bench proof faults orphans security last-runs clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -106,6 +106,9 @@ lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with th
 	@$(LOCK) --extra dev -o requirements/dev.txt
 	@$(LOCK) --extra all --extra claude -o requirements/claude.txt
 	@$(LOCK) --extra all --extra browser --extra ipython -o requirements/pools.txt
+
+vendored: $(SETUP) ## Fetch the libraries of the web page again, in the versions of its manifest, and write their hashes (needs npm)
+	@$(BIN)/python -m tests.vendored_packages
 
 screenshots: $(SETUP) tools ## Take the pictures of the web page for the docs
 	@$(BIN)/python -m tests.screenshots docs/pictures

@@ -23,6 +23,7 @@ from benchmarks import (
     idling,
     ingress_backlog,
     machine,
+    page,
     recording,
     restoring,
     stepping,
@@ -56,6 +57,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "streams": gateway.measure_streams,
     "listing": gateway.measure_listing,
     "top": top.measure,
+    "page": page.measure,
     "servers": agent_server.measure,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {

@@ -52,8 +52,10 @@ async def opened(
             if key:
                 await page.add_init_script(f"sessionStorage.setItem('deckhands.key', {json.dumps(key)})")
             await page.goto(address)
-            yield page
-            assert errors == []
+            try:
+                yield page
+            finally:
+                assert errors == [], errors
         finally:
             await browser.close()
 

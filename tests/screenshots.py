@@ -1,4 +1,4 @@
-"""Pictures of the web page: `make screenshots`, or `python -m tests.screenshots FOLDER`.
+"""Pictures of the web page: `make screenshots`, or `python -m tests.screenshots FOLDER [NAME ...]` for some of them.
 
 The conversations in them are made for it; their events are appended as workers would.
 """
@@ -44,6 +44,12 @@ from tests.unit.deckhands.sample_log import command, output, reply, state
 
 PLOTTED = "() => (document.querySelector('.tile .line')?.getAttribute('points') || '').split(' ').length >= 9"
 """The plots of a cluster have enough points for a picture."""
+KEYS = {
+    "conversation-timeline": ("2", ".lane"),
+    "conversation-usage": ("3", ".u-legend"),
+    "keys": ("?", "dialog"),
+}
+"""The key that is pressed before a picture is taken, and what it shows."""
 DIFF = """--- a/shop/cart.py
 +++ b/shop/cart.py
 @@ -11,7 +11,7 @@ class Cart:
@@ -245,7 +251,7 @@ async def fill_cluster(store: Store) -> None:
         await store.connection.call("HSET", key, "spent", round(spent * 1e9))
 
 
-async def take(folder: Path) -> None:
+async def take(folder: Path, names: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         valkey = EmbeddedValkey(Path(place))
@@ -271,26 +277,37 @@ async def take(folder: Path) -> None:
                     ("evaluations", "#/evaluations", 1280, 420, False),
                     ("evaluation", "#/e/nightly-shop", 1280, 1240, False),
                     ("evaluation-dark", "#/e/nightly-shop", 1280, 1240, True),
-                    ("evaluation-narrow", "#/e/nightly-shop", 420, 1400, False),
+                    ("evaluation-narrow", "#/e/nightly-shop", 390, 1400, False),
                     ("compare", f"#/compare/{shown}/{fork}", 1280, 900, False),
                     ("conversations", "", 1280, 780, False),
-                    ("conversations-narrow", "", 420, 900, True),
-                    ("conversation", f"#/c/{shown}", 1280, 900, False),
-                    ("conversation-dark", f"#/c/{shown}", 1280, 900, True),
-                    ("conversation-narrow", f"#/c/{shown}", 420, 900, False),
+                    ("conversations-narrow", "", 390, 900, True),
+                    ("conversation", f"#/c/{shown}@7", 1280, 1000, False),
+                    ("conversation-dark", f"#/c/{shown}@10", 1280, 1000, True),
+                    ("conversation-narrow", f"#/c/{shown}", 390, 844, False),
                     ("conversation-end", f"#/c/{shown}@14", 1280, 1100, False),
+                    ("conversation-timeline", f"#/c/{shown}", 1280, 700, False),
+                    ("conversation-usage", f"#/c/{shown}", 1280, 1100, False),
+                    ("new", "#/new", 1280, 900, False),
+                    ("new-narrow", "#/new", 390, 900, True),
+                    ("keys", f"#/c/{shown}", 1280, 900, False),
                     ("cluster", "#/cluster", 1280, 960, False),
                     ("cluster-dark", "#/cluster", 1280, 960, True),
-                    ("cluster-narrow", "#/cluster", 420, 1500, False),
+                    ("cluster-narrow", "#/cluster", 390, 1500, False),
                 ):
+                    if names and name not in names:
+                        continue
                     async with opened(
                         f"http://127.0.0.1:{port}/{path}", width=width, height=height, dark=is_dark, key=key
                     ) as page:
-                        await page.locator("tbody tr, .why li").first.wait_for()
+                        await page.locator("tbody tr, .item, .begin").first.wait_for()
                         if name.startswith("cluster"):
                             await page.wait_for_function(PLOTTED)
-                        if not name.endswith("-end"):
-                            await page.evaluate("scrollTo(0, 0)")
+                        if "#/c/" in path:
+                            await page.locator(".why li").first.wait_for(state="attached")
+                        if name in KEYS:
+                            await page.keyboard.press(KEYS[name][0])
+                            await page.locator(KEYS[name][1]).first.wait_for()
+                        await page.evaluate("document.activeElement.blur()")
                         await page.screenshot(path=folder / f"{name}.png")
             ends.set()
             await working
@@ -300,4 +317,4 @@ async def take(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(take(Path(sys.argv[1])))
+    asyncio.run(take(Path(sys.argv[1]), sys.argv[2:]))

@@ -95,6 +95,7 @@ class SelectionFields:
     tenant: str
     model: str
     cost_usd: float
+    title: str
 
 
 @dataclass(slots=True)
@@ -303,17 +304,17 @@ _INTERNAL = {
 _PLAN = frozenset({b"planned", b"not_before_ms"})
 _HIDDEN_FIELDS = frozenset(name.encode() for name in _ROW_FIELDS | _INTERNAL)
 _TOKENS = ("prompt_tokens", "completion_tokens")
-_SELECTION_FIELDS = ("last_id", "state", "wait_reason", "labels", "tenant", "model", "cost_usd")
+_SELECTION_FIELDS = ("last_id", "state", "wait_reason", "labels", "tenant", "model", "cost_usd", "title")
 
 
 def _parse_selection_fields(values: list[bytes | None]) -> SelectionFields | None:
     last_id, *others = values
     if last_id is None:
         return None
-    state, wait_reason, labels, tenant, model, cost = (
+    state, wait_reason, labels, tenant, model, cost, title = (
         (text or b"").decode(errors="backslashreplace") for text in others
     )
-    return SelectionFields(state, wait_reason, _parse_labels(labels), tenant, model, _parse_usd(cost))
+    return SelectionFields(state, wait_reason, _parse_labels(labels), tenant, model, _parse_usd(cost), title)
 
 
 _PROGRESS_FIELDS = (

@@ -39,6 +39,7 @@ class Selection:
         tenant: their tenant; None for any.
         model: a part of the name of the model that answered last, case-insensitive; empty for any.
         min_cost_usd: lower bound of their cost.
+        title: a part of their title, case-insensitive; empty for any.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Selection:
     tenant: str | None = None
     model: str = ""
     min_cost_usd: float = 0.0
+    title: str = ""
 
     def matches(
         self,
@@ -56,10 +58,12 @@ class Selection:
         tenant: str = "",
         model: str = "",
         cost_usd: float = 0.0,
+        title: str = "",
     ) -> bool:
         """Return whether a conversation matches."""
         is_theirs = self.tenant is None or self.tenant == tenant
         is_like = self.model.lower() in model.lower() and cost_usd >= self.min_cost_usd
+        is_like = is_like and self.title.lower() in title.lower()
         return (
             is_theirs
             and is_like
@@ -149,6 +153,7 @@ class ConversationQuery:
             tenant=row.tenant,
             model=row.model,
             cost_usd=row.cost_usd,
+            title=row.title,
         )
 
     async def _find_smallest_index(self, names: ShardKeys) -> str:

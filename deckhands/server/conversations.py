@@ -181,6 +181,7 @@ async def listing(
     label: Annotated[list[str], Query(description="KEY=VALUE; all must match")] = [],  # noqa: B006
     tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
     model: Annotated[str, Query(description="a part of the name of the last model", max_length=300)] = "",
+    title: Annotated[str, Query(description="a part of the title", max_length=300)] = "",
     min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="its minimum cost")] = 0.0,
     task: Annotated[str, Query(description="the id of a Celery task; only its conversation", max_length=256)] = "",
     ids: Annotated[list[str], Query(alias="id", description="only these, up to 100", max_length=MAX_IDS)] = [],  # noqa: B006
@@ -202,6 +203,7 @@ async def listing(
         tenant if principal.is_for_all_tenants else principal.tenant,
         model,
         min_cost_usd,
+        title,
     )
     if not principal.is_for_all_tenants and tenant not in (None, principal.tenant):
         return _render_page([], None)

@@ -66,6 +66,15 @@ async def test_one_of_the_states_must_match(store: Store, states: set[str], name
     assert {row.conversation_id for row in await found(store, Selection(states=frozenset(states)))} == names
 
 
+async def test_part_of_a_title_matches_in_any_case(store: Store) -> None:
+    for name, title in (("one", "Fix the Cart"), ("two", "Cart: again"), ("three", "Release notes")):
+        await EventLog(store).create(ConversationCreated(conversation_id=name, title=title), [message()], key="begin")
+    assert {row.conversation_id for row in await found(store, Selection(title="cart"))} == {"one", "two"}
+    rows, place = await ConversationQuery(store, Selection(title="THE CART")).load_page(None, limit=10)
+    assert ([row.conversation_id for row in rows], place) == (["one"], None)
+    assert await found(store, Selection(title="none")) == []
+
+
 async def test_a_label_is_found_without_reading_the_others(store: Store) -> None:
     await begin(store, "labelled", {"team": "a"})
     await begin(store, "other-1")

@@ -105,8 +105,12 @@ async def cluster(valkey_store: Store, tmp_path: Path, valkey_server: object) ->
             await worker.stop(grace_seconds=20)
 
 
-async def shown_ids(page: Page) -> list[int]:
-    return [int(text) for text in await page.locator(".timeline .event > header > .number").all_text_contents()]
+async def shown_ids(page: Page) -> set[int]:
+    """The events of all cards."""
+    places = await page.locator(".item[data-first]").evaluate_all(
+        "items => items.map((item) => [Number(item.dataset.first), Number(item.dataset.last)])"
+    )
+    return {number for first, last in places for number in range(first, last + 1)}
 
 
 async def test_live_run_survives_a_killed_server_and_is_confirmed(
@@ -117,7 +121,7 @@ async def test_live_run_survives_a_killed_server_and_is_confirmed(
     cid = await cluster.client.submit("look around", agent=agent, headless=False, title="Look around")
     asks = await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
     assert asks.state == "awaiting_user_confirmation", asks.last_error
-    async with opened(f"{cluster.url}/#/c/{cid}", key=await add_key(cluster.store)) as page:
+    async with opened(f"{cluster.url}/#/c/{cid}", height=4_000, key=await add_key(cluster.store)) as page:
         await page.get_by_role("heading", name="Run action").wait_for()
         await page.get_by_role("button", name="Confirm").click()
         await page.get_by_text("first", exact=True).first.wait_for()
@@ -133,11 +137,11 @@ async def test_live_run_survives_a_killed_server_and_is_confirmed(
         await cluster.serve()
         await page.locator("#state", has_text=summary.state).wait_for()
         last = await cluster.client.log.load_last_id(cid)
-        await page.locator(f"#e{last}").wait_for()
-        assert await shown_ids(page) == list(range(1, last + 1))
+        await page.locator(f".item[data-last='{last}']").wait_for()
+        assert await shown_ids(page) == set(range(1, last + 1))
         await page.get_by_role("textbox", name="Message").fill("Thank you")
         await page.get_by_role("button", name="Send").click()
-        await page.locator(".event.user", has_text="Thank you").wait_for()
+        await page.locator(".item.user", has_text="Thank you").wait_for()
         await page.get_by_role("link", name="Conversations").click()
         await page.get_by_role("link", name="Look around").wait_for()
 
@@ -164,13 +168,14 @@ async def test_person_edits_sends_pictures_compares_forks_and_downloads(
         await page.get_by_role("img", name="point.png").wait_for()
         await page.get_by_role("textbox", name="Message").fill("What is this?")
         await page.get_by_role("button", name="Send").click()
-        shown = page.locator(".event.user", has_text="What is this?").get_by_role("img")
+        shown = page.locator(".item.user", has_text="What is this?").get_by_role("img")
         await shown.wait_for()
         assert await shown.evaluate("one => one.naturalWidth") == 20
         await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
         asked = [event for event in await cluster.client.events(cid) if isinstance(event, MessageAction)]
         assert [url[:22] for url in asked[-1].image_urls or ()] == ["data:image/png;base64,"]
         async with page.expect_download() as download:
+            await page.get_by_text("More", exact=True).click()
             await page.get_by_role("button", name="Download").click()
         with zipfile.ZipFile(await (await download.value).path()) as archive:
             assert archive.testzip() is None
@@ -213,7 +218,10 @@ async def test_hostile_content_stays_text_and_a_key_opens_the_page(server: Serve
         await page.get_by_role("link", name="<script>").wait_for()
         await page.get_by_role("link", name="<script>").click()
         await page.locator("#state.error").wait_for()
+        await page.get_by_role("tab", name="About").click()
         await page.get_by_text("Why it is here").wait_for()
+        await page.get_by_role("tab", name="Log").click()
+        await page.locator(".item.step").wait_for()
         text = await page.locator("main").inner_text()
         assert "\\x1b[31m" in text
         assert "\\u202e" in text
@@ -260,10 +268,12 @@ async def test_ten_thousand_conversations_are_paged_and_cancelled_in_bulk(server
 
 async def test_page_files_need_no_key_and_forbid_foreign_scripts(server: Served) -> None:
     async with server.as_("") as client:
-        for path in ("/", "/web/main.js", "/web/page.css", "/web/icon.svg"):
+        for path in ("/", "/web/main.js", "/web/vendored/preact.js", "/web/page.css", "/web/icon.svg"):
             answer = await client.get(path)
             assert answer.status_code == 200
-            assert "script-src 'self'" in answer.headers["content-security-policy"]
+            policy = answer.headers["content-security-policy"]
+            assert "script-src 'self'; style-src 'self';" in policy
+            assert "require-trusted-types-for 'script'; trusted-types dompurify" in policy
             assert answer.headers["x-content-type-options"] == "nosniff"
         assert "<script>" not in (await client.get("/")).text
         for path in ("/web/../pages.py", "/web/pages.py", "/web/", "/web/%2e%2e/pages.py"):

@@ -186,10 +186,10 @@ async def test_timed_out_command_says_so_on_the_page(server: Served) -> None:
     ended = state("error", "STATUS$ERROR_LLM_AUTHENTICATION")
     await server.client.log.append(cid, [CmdOutputObservation(command="sleep 9", metadata=metadata), ended])
     async with opened(f"{server.url}/#/c/{cid}", key=await server.token("*")) as page:
-        card = page.locator(".event.bad", has_text="(no output)")
+        card = page.locator(".item.bad", has_text="no output")
         await card.get_by_text("The command timed out after 5 seconds.", exact=True).wait_for()
         assert "exit code" not in await card.inner_text()
-        await page.get_by_text("The model's provider refused the API key. Check LLM_API_KEY.").wait_for()
+        await page.locator("p", has_text="The model's provider refused the API key. Check LLM_API_KEY.").wait_for()
 
 
 async def test_a_tenant_sees_no_figures_of_the_whole_cluster(server: Served) -> None:
@@ -233,8 +233,23 @@ async def test_list_is_filtered_and_failed_conversations_requeued(server: Served
         await page.get_by_label("Reason").fill("the provider is back")
         await page.get_by_role("dialog").get_by_role("button", name="Requeue").click()
         await page.get_by_text("1 done.").wait_for()
+        await page.get_by_role("button", name="Save filter").click()
+        await page.get_by_label("Its name").fill("dear ones")
+        await page.get_by_role("dialog").get_by_role("button", name="Save").click()
+        await page.reload()
+        await page.get_by_role("link", name="Other tenant").wait_for()
+        await page.get_by_label("Saved filters").select_option("dear ones")
+        await page.get_by_role("link", name="Other tenant").wait_for(state="detached")
+        assert await page.get_by_label("Cost from $").input_value() == "0.5"
+        await page.get_by_role("searchbox", name="Search").fill("no such title")
+        await page.get_by_text("No conversation matches.").wait_for()
     found = [event for event in await server.client.events(made["Dear"]) if event.kind == "conversation.operator_acted"]
     assert [event.model_dump()["action"] for event in found] == ["requeue"]
+    async with server.as_(await server.token("acme")) as client:
+        named = (await client.get("/conversations?title=MODEL")).json()["conversations"]
+        assert [one["title"] for one in named] == ["Other model"]
+        assert (await client.get("/conversations?title=tenant")).json()["conversations"] == []
+        assert (await client.get(f"/conversations?title={'x' * 301}")).status_code == 422
     async with server.as_(await server.token("other")) as client:
         everything = (await client.get("/conversations?min_cost_usd=0.5")).json()["conversations"]
         assert [one["title"] for one in everything] == ["Other tenant"]
@@ -270,7 +285,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 async def _check(page: Page, axe: str) -> list[Any]:
-    await page.locator("tbody tr, .why li, .say").first.wait_for()
+    await page.locator("tbody tr, .why li, .say, .begin").first.wait_for()
     await page.evaluate(axe)
     violations: list[Any] = await page.evaluate(CHECK)
     return violations
@@ -290,6 +305,7 @@ async def test_axe_finds_nothing_on_any_page(server: Served, axe: str, is_dark: 
         "evaluations": "#/evaluations",
         "evaluation": "#/e/nightly-shop",
         "cluster": "#/cluster",
+        "new": "#/new",
     }
     found: dict[str, list[Any]] = {}
     async with opened(f"{server.url}/", dark=is_dark, key=await server.token("*")) as page:
@@ -298,6 +314,10 @@ async def test_axe_finds_nothing_on_any_page(server: Served, axe: str, is_dark: 
             await page.reload()
             found[name] = await _check(page, axe)
         await page.goto(f"{server.url}/#/c/{shown}")
+        for tab, part in (("Timeline", ".lane"), ("Usage", ".u-legend"), ("Files", ".files"), ("Log", ".item")):
+            await page.get_by_role("tab", name=tab).click()
+            await page.locator(part).first.wait_for()
+            found[tab] = await page.evaluate(CHECK)
         await page.get_by_role("button", name="Edit…").click()
         await page.get_by_role("dialog").wait_for()
         found["dialog"] = await page.evaluate(CHECK)
@@ -308,11 +328,20 @@ async def test_a_keyboard_reaches_events_answers_and_menus(server: Served) -> No
     shown = await fill(server.client.store)
     async with opened(f"{server.url}/#/c/{shown}", key=await server.token("*")) as page:
         await page.locator("#confirm").wait_for()
+        await page.keyboard.press("g")
+        await page.locator("#i1:focus").wait_for()
         await page.keyboard.press("j")
-        await page.keyboard.press("j")
-        assert await page.evaluate("document.activeElement.id") == "e2"
+        await page.locator("#i2:focus").wait_for()
         await page.keyboard.press("k")
-        assert await page.evaluate("document.activeElement.id") == "e1"
+        await page.locator("#i1:focus").wait_for()
+        await page.keyboard.press("e")
+        await page.locator(".item.bad:focus").wait_for()
+        await page.keyboard.press("?")
+        await page.get_by_role("dialog", name="Keys").wait_for()
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("3")
+        await page.get_by_role("heading", name="Cost so far").wait_for()
+        await page.keyboard.press("1")
         await page.get_by_role("textbox", name="Message").focus()
         await page.keyboard.type("jk")
         assert await page.get_by_role("textbox", name="Message").input_value() == "jk"

@@ -8,7 +8,7 @@ markup.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -23,10 +23,14 @@ from deckhands.server.dependencies import GatewayOf
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
 )
 START = "/"
 FOLDER = "/web/"
+LATER = ("highlight", "uplot")
+"""Scripts that the page loads only when it needs them start with these."""
+PRELOADS = b"<!-- modules -->"
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,13 +41,23 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 def files() -> Mapping[str, tuple[bytes, bytes]]:
     """Return the files by path, each with its media type."""
     found = {}
-    for file in resources.files("deckhands.server.web").joinpath("page").iterdir():
-        name = file.name
-        kind = TYPES.get(name[name.rfind(".") :])
-        if kind is not None:
-            path = START if name == "index.html" else f"{FOLDER}{name}"
-            found[path] = (file.read_bytes(), f"{kind}; charset=utf-8".encode())
+    page = resources.files("deckhands.server.web").joinpath("page")
+    for folder, prefix in ((page, FOLDER), (page.joinpath("vendored"), f"{FOLDER}vendored/")):
+        for file in folder.iterdir():
+            name = file.name
+            kind = TYPES.get(name[name.rfind(".") :])
+            if kind is not None:
+                path = START if name == "index.html" else f"{prefix}{name}"
+                found[path] = (file.read_bytes(), f"{kind}; charset=utf-8".encode())
+    index, kind = found[START]
+    found[START] = (index.replace(PRELOADS, _render_preloads(found)), kind)
     return found
+
+
+def _render_preloads(paths: Iterable[str]) -> bytes:
+    """Return the links that let a browser fetch all modules at once instead of one level of imports after another."""
+    modules = [path for path in paths if path.endswith(".js") and not path.rpartition("/")[2].startswith(LATER)]
+    return "\n".join(f'<link rel="modulepreload" href="{path}">' for path in sorted(modules)).encode()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 // The server's API, with the reader's key; and event streams that resume after their last event.
 
-const KEY = "deckhands.key";
+const KEY = "deckhands.key", MOST_WAIT_SECONDS = 60;
 
 export class Problem extends Error {
   constructor(status, found) {
@@ -27,13 +27,21 @@ async function problem(answer) {
   return new Problem(answer.status, found);
 }
 
-export async function ask(path, { method = "GET", body, signal } = {}) {
+export async function ask(path, { method = "GET", body, signal, tries = 3 } = {}) {
   const more = body === undefined ? {} : { "Content-Type": "application/json" };
   if (method === "POST") more["Idempotency-Key"] = unique();
   const answer = await fetch(path, {
     method, signal, headers: headers(more), credentials: "omit", body: body === undefined ? undefined : JSON.stringify(body),
   });
-  if (!answer.ok) throw await problem(answer);
+  if (!answer.ok) {
+    const wait = Number(answer.headers.get("Retry-After"));
+    if (method === "GET" && tries > 0 && [429, 503].includes(answer.status) && wait > 0 && wait <= MOST_WAIT_SECONDS) {
+      await new Promise((resolve) => setTimeout(resolve, 1000 * wait));
+      signal?.throwIfAborted();
+      return ask(path, { signal, tries: tries - 1 });
+    }
+    throw await problem(answer);
+  }
   return answer.status === 204 ? null : answer.json();
 }
 
@@ -50,13 +58,13 @@ export const place = (id) => `/conversations/${encodeURIComponent(id)}`;
 
 /**
  * Follow a conversation until `signal` is aborted: each event once and in order, across restarts of servers and connections.
- * `on` has the callbacks event, delta, state ("live", "away", "over") and problem.
+ * `after` is the last event that the caller has. `on` has the callbacks event, delta, state ("live", "away", "over") and problem.
  */
-export async function follow(id, on, signal) {
-  let seen = 0, pause = 500;
+export async function follow(id, on, signal, after = 0) {
+  let seen = after, pause = 500;
   while (!signal.aborted) {
     try {
-      const answer = await fetch(`${place(id)}/stream?deltas=true&whole=true`, {
+      const answer = await fetch(`${place(id)}/stream?deltas=true`, {
         headers: headers(seen ? { "Last-Event-ID": String(seen) } : {}), credentials: "omit", signal,
       });
       if (!answer.ok) throw await problem(answer);

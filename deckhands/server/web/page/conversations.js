@@ -3,15 +3,23 @@
 import { ask, place } from "./api.js";
 import { ago, askFor, costText, el, named, note, replace } from "./dom.js";
 
-const PAGE = 100, REFRESH_MS = 3_000, AT_ONCE = 8;
+const ID = /^[a-z0-9_-]{20,}$/i;
+const NARROW_PX = 860, PAGE = 100, REFRESH_MS = 3_000, AT_ONCE = 8;
 const STATES = ["", "running", "waiting", "scheduled", "rate_limited", "awaiting_user_confirmation", "awaiting_user_input",
   "paused", "finished", "error", "stopped", "rejected", "loading"];
-const filter = { state: "", label: "", text: "", tenant: "", model: "", cost: "" };
+const NO_FILTER = { state: "", label: "", text: "", tenant: "", model: "", cost: "" }, filter = { ...NO_FILTER };
+/** How many pages without a match are passed over before the user is asked. */
+const MOST_EMPTY = 20, SAVED = "deckhands.filters";
+
+/** Return the filters that were saved in this browser, by name. */
+function saved() {
+  try { return JSON.parse(localStorage.getItem(SAVED) || "{}"); } catch { return {}; }
+}
 
 export function conversations({ main, signal, refused }) {
   named("Conversations");
   const chosen = new Set(), cursors = [""];
-  let rows = [], next = null, isBusy = false;
+  let rows = [], next = null, isBusy = false, soon = 0;
   const body = el("tbody", {}), count = el("span", { role: "status" });
   const all = el("input", { type: "checkbox", "aria-label": "Choose all on this page", onchange: () => {
     for (const row of shown()) all.checked ? chosen.add(row.conversation_id) : chosen.delete(row.conversation_id);
@@ -31,23 +39,42 @@ export function conversations({ main, signal, refused }) {
   };
   const label = narrow("label", "team=billing"), tenant = narrow("tenant", "acme", { maxlength: 64 }), model = narrow("model", "a part of its name", { maxlength: 300 });
   const cost = narrow("cost", "0.50", { type: "number", min: 0, step: "any" });
-  const text = el("input", { id: "text", type: "search", placeholder: "title or id", value: filter.text, oninput: () => { filter.text = text.value; draw(); } });
+  const text = el("input", { id: "text", type: "search", placeholder: "title or id", value: filter.text,
+    oninput: () => { clearTimeout(soon); soon = setTimeout(() => { filter.text = text.value.trim(); restart(); }, 300); } });
+  const filters = el("select", { id: "saved", "aria-label": "Saved filters", onchange: () => { if (filters.value) choose(saved()[filters.value] || NO_FILTER); } });
+  const keepFilter = el("button", { type: "button", class: "quiet", onclick: async () => {
+    const name = (await askFor("Save this filter", "Its name; an empty filter removes the name", { action: "Save" }))?.trim();
+    if (!name) return;
+    const all = saved();
+    if (Object.values(filter).some(Boolean)) all[name] = { ...filter }; else delete all[name];
+    localStorage.setItem(SAVED, JSON.stringify(all));
+    showSaved(name);
+  } }, "Save filter");
   replace(main,
-    el("div", { class: "bar" }, el("h1", {}, "Conversations"), count),
-    el("form", { class: "bar filters", onsubmit: (event) => { event.preventDefault(); if (/^[a-z0-9_-]{20,}$/i.test(text.value)) location.hash = `#/c/${text.value}`; } },
-      el("label", { for: "text" }, "Search this page"), text, el("label", { for: "state" }, "State"), state,
-      el("label", { for: "label" }, "Label"), label, el("label", { for: "tenant" }, "Tenant"), tenant, el("label", { for: "model" }, "Model"), model,
-      el("label", { for: "cost" }, "Cost from $"), cost,
-      el("div", { class: "row actions" }, compare, pause, requeue, cancel)),
+    el("div", { class: "bar" }, el("h1", {}, "Conversations"), count, el("span", { class: "grow" }), el("a", { class: "button main", href: "#/new" }, "New conversation")),
+    el("form", { class: "bar filters", onsubmit: (event) => { event.preventDefault(); if (ID.test(text.value.trim())) location.hash = `#/c/${text.value.trim()}`; } },
+      el("label", { for: "text" }, "Search"), text, el("label", { for: "state" }, "State"), state,
+      el("div", { class: "row actions" }, compare, pause, requeue, cancel),
+      el("details", { class: "further", open: innerWidth > NARROW_PX }, el("summary", {}, "More filters"), el("div", { class: "row" },
+        el("label", { for: "label" }, "Label"), label, el("label", { for: "tenant" }, "Tenant"), tenant, el("label", { for: "model" }, "Model"), model,
+        el("label", { for: "cost" }, "Cost from $"), cost)),
+      el("div", { class: "row" }, filters, keepFilter)),
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conversations" }, el("table", { class: "list" },
       el("thead", {}, el("tr", {}, el("td", {}, all), ...["Conversation", "State", "Steps", "Cost", "Updated"].map((name) => el("th", { scope: "col", class: name === "Steps" || name === "Cost" ? "number" : undefined }, name)))),
       body)),
     el("div", { class: "bar" }, before, after));
 
-  const shown = () => {
-    const wanted = filter.text.toLowerCase();
-    return rows.filter((row) => !wanted || `${row.title} ${row.conversation_id}`.toLowerCase().includes(wanted));
-  };
+  const shown = () => rows;
+
+  function showSaved(chosenName = "") {
+    replace(filters, el("option", { value: "" }, "Saved filters"), Object.keys(saved()).sort().map((name) => el("option", { value: name, selected: name === chosenName }, name)));
+    filters.hidden = !Object.keys(saved()).length;
+  }
+  function choose(wanted) {
+    for (const name of Object.keys(NO_FILTER)) filter[name] = String(wanted[name] ?? "");
+    state.value = filter.state; text.value = filter.text; label.value = filter.label; tenant.value = filter.tenant; model.value = filter.model; cost.value = filter.cost;
+    restart();
+  }
 
   function draw() {
     replace(body, shown().map((row) => {
@@ -66,7 +93,7 @@ export function conversations({ main, signal, refused }) {
         el("td", { class: "number" }, costText(row.numbers.cost_usd || 0, row.numbers.has_unknown_cost !== "1")),
         el("td", { class: "nowrap" }, ago(row.updated)));
     }));
-    if (!shown().length) replace(body, el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No conversation. ", el("code", {}, "deckhands submit -t TASK"), " starts one.")));
+    if (!shown().length) replace(body, el("tr", {}, el("td", { colspan: 6, class: "empty" }, next ? "None of those that were looked at matches. “Older” looks further. " : Object.values(filter).some(Boolean) ? "No conversation matches. " : "No conversation is here. ", el("a", { href: "#/new" }, "Start one"), ".")));
     buttons();
   }
 
@@ -80,6 +107,7 @@ export function conversations({ main, signal, refused }) {
 
   function query() {
     const query = new URLSearchParams({ limit: PAGE, cursor: cursors.at(-1) });
+    if (filter.text && !ID.test(filter.text)) query.append("title", filter.text);
     if (filter.state) query.append("state", filter.state);
     if (filter.tenant) query.append("tenant", filter.tenant);
     if (filter.model) query.append("model", filter.model);
@@ -91,7 +119,12 @@ export function conversations({ main, signal, refused }) {
   async function load() {
     const asked = query();
     try {
-      const found = await ask(`/conversations?${asked}`, { signal });
+      let found = await ask(`/conversations?${asked}`, { signal });
+      for (let empty = 0; !found.conversations.length && found.next_cursor && empty < MOST_EMPTY && asked === query(); empty += 1) {
+        const further = new URLSearchParams(asked);
+        further.set("cursor", found.next_cursor);
+        found = await ask(`/conversations?${further}`, { signal });
+      }
       if (asked !== query()) return;  // another page or filter was chosen since
       rows = found.conversations;
       next = found.next_cursor;
@@ -119,6 +152,7 @@ export function conversations({ main, signal, refused }) {
     load();
   }
 
+  showSaved();
   load();
   const timer = setInterval(() => { if (!document.hidden) load(); }, REFRESH_MS);
   signal.addEventListener("abort", () => clearInterval(timer));

@@ -85,7 +85,7 @@ function* images(event) {
 }
 
 /** Return a picture that opens in full size. */
-function picture(source, alt) {
+export function picture(source, alt) {
   return el("button", { type: "button", class: "picture", title: "Show it in its whole size", onclick: () => {
     const dialog = el("dialog", { class: "broad", "aria-label": alt }, el("form", { method: "dialog", class: "row end" }, el("button", { class: "quiet" }, "Close")), el("img", { src: source, alt }));
     dialog.addEventListener("close", () => dialog.remove());

@@ -1,15 +1,17 @@
 // Routing: the address after # names the page; each page stops its work when the user leaves it.
 
+import { begin } from "./begin.js";
 import { ask, keep, key, Problem } from "./api.js";
 import { compare } from "./compare.js";
 import { cluster } from "./cluster.js";
 import { conversation } from "./conversation.js";
 import { conversations } from "./conversations.js";
 import { evaluation, evaluations } from "./evaluations.js";
+import { listen } from "./keys.js";
 import { el, note, replace } from "./dom.js";
 
 const main = document.getElementById("main");
-let leaving = new AbortController();
+let leaving = new AbortController(), here = { id: "", aim: () => {} };
 
 /** Exchange a one-time link for its key, and remove it from the address at once. */
 async function enter(ticket) {
@@ -18,15 +20,23 @@ async function enter(ticket) {
   show();
 }
 
+/** Return the place that an address names; one that cannot be decoded is none. */
+function placeOf(hash) {
+  try { return decodeURIComponent(hash.slice(1)) || "/"; } catch { return "/"; }
+}
+
 function show() {
+  const where = placeOf(location.hash);
+  const found = /^\/c\/([^@/]+)(?:@(\d+))?$/.exec(where);
+  if (found && found[1] === here.id && !leaving.signal.aborted) { if (found[2]) here.aim(Number(found[2])); return; }
   leaving.abort();
   leaving = new AbortController();
-  const where = decodeURIComponent(location.hash.slice(1)) || "/";
+  here.id = "";
   document.getElementById("leave").hidden = !key();
   document.getElementById("connection").textContent = "";
   const entry = /^\/enter\/([\w-]{20,100})$/.exec(where);
   if (entry) { enter(entry[1]); return; }
-  const found = /^\/c\/([^@/]+)(?:@(\d+))?$/.exec(where);
+  const created = /^\/new(?:\/([^@/]+))?$/.exec(where);
   const evaluated = /^\/e\/([\w-]{1,64})$/.exec(where), compared = /^\/compare\/([^@/]+)\/([^@/]+)$/.exec(where);
   const place = where === "/cluster" ? "cluster" : evaluated || where === "/evaluations" ? "evaluations" : "conversations";
   for (const name of ["conversations", "evaluations", "cluster"]) {
@@ -35,7 +45,8 @@ function show() {
     if (isHere) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   const context = { main, signal: leaving.signal, refused };
-  if (found) conversation(context, found[1], Number(found[2] || 0));
+  if (found) here = Object.assign(conversation(context, found[1], Number(found[2] || 0)), { id: found[1] });
+  else if (created) begin(context, created[1] || "");
   else if (evaluated) evaluation(context, evaluated[1]);
   else if (compared) compare(context, compared[1], compared[2]);
   else if (where === "/evaluations") evaluations(context);
@@ -53,6 +64,7 @@ function refused(error) {
 function askForKey(error) {
   leaving.abort();
   leaving = new AbortController();
+  here.id = "";
   document.title = "Deckhands";
   const input = el("input", { id: "key", type: "password", autocomplete: "off", required: true, spellcheck: "false" });
   replace(main, el("form", { class: "card narrow", onsubmit: async (event) => {
@@ -69,5 +81,6 @@ function askForKey(error) {
 }
 
 document.getElementById("leave").addEventListener("click", () => { keep(""); location.reload(); });
-addEventListener("hashchange", () => { show(); main.focus(); });
+addEventListener("hashchange", () => { const before = leaving; show(); if (before !== leaving && !main.contains(document.activeElement)) main.focus(); });
+listen();
 show();
