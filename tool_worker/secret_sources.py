@@ -22,7 +22,6 @@ import re
 import signal
 import ssl
 import stat
-import time
 import tomllib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -169,11 +168,15 @@ class SecretSources:
     """Looks up secrets in the operator's sources; see `SecretLookup`.
 
     Args:
+        environment: of programs.
         monotonic: the clock of the cache.
     """
 
-    def __init__(self, specs: Iterable[SecretSourceSpec], *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, specs: Iterable[SecretSourceSpec], environment: Mapping[str, str], monotonic: Callable[[], float]
+    ) -> None:
         self._specs = {spec.name: spec for spec in specs}
+        self._environment = environment
         self._monotonic = monotonic
         self._cache: OrderedDict[tuple[SecretReference, str], tuple[float, str]] = OrderedDict()
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -210,7 +213,7 @@ class SecretSources:
             answer = await _fetch(spec, _fill(spec, spec.url, reference, tenant, quoted=True))
         elif spec.command:
             arguments = [_fill(spec, text, reference, tenant) for text in spec.command]
-            answer = await _run(spec, arguments)
+            answer = await _run(spec, arguments, self._environment)
         else:
             path = Path(_fill(spec, spec.file, reference, tenant))
             answer = await asyncio.to_thread(_read_file, spec, path)
@@ -278,9 +281,8 @@ async def _fetch(spec: SecretSourceSpec, url: str) -> str:
     return _decode(spec, bytes(answer))
 
 
-async def _run(spec: SecretSourceSpec, arguments: list[str]) -> str:
-    """Run a program of the operator in a process group of its own, without our own variables."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DECKHANDS_")}
+async def _run(spec: SecretSourceSpec, arguments: list[str], environment: Mapping[str, str]) -> str:
+    """Run a program of the operator in a separate process group."""
     pipe, silence = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         program = await asyncio.create_subprocess_exec(

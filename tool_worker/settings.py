@@ -122,6 +122,7 @@ class ToolSettings:
         named: Directories that conversations may name.
         git_identity: Git's author in workspaces where no other one is configured.
         search_path: Our own `PATH`, for shells without a sandbox and for programs of MCP servers.
+        program_environment: The environment without our own variables, for programs of secret sources.
         private_values: Probably secret values of the environment, masked in the worker's own texts.
     """
 
@@ -144,6 +145,7 @@ class ToolSettings:
     secret_key: Callable[[], bytes | None]
     named: NamedDirectories
     git_identity: GitIdentity
+    program_environment: Mapping[str, str] = field(repr=False)
     private_values: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -177,6 +179,7 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
             parse_workspace_roots(split_paths(variables.workspace_roots)), find_private_paths(variables)
         ),
         git_identity=_git_identity(variables),
+        program_environment={name: value for name, value in env.items() if not name.startswith("DECKHANDS_")},
         private_values=_private_values(env, variables),
     )
 

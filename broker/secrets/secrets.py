@@ -10,8 +10,8 @@ Holds:
       before a command gets it.
 Does not: keep a program from revealing a secret in another form; see `masking`.
 Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value, or NUL and a `SecretReference` in JSON),
-`deck:{k}:c:<id>:masked` (set: every value and reference there was), `deck:{k}:c:<id>:secrets_of` (string: the conversation whose
-secrets it shares).
+`deck:{k}:c:<id>:masked` (set: every value and reference there was), `deck:{k}:c:<id>:secrets_of` (string: the
+conversation whose secrets it shares).
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ CACHED_CONVERSATIONS = 4_000
 REFERENCE_MARK = "\0"
 """Starts a reference where a value may stand; no value contains it."""
 MAX_HIDDEN_VALUES = 1_000
-"""The most values that are masked in a conversation before further ones are not looked up: each costs time."""
 
 MAX_LENDERS = 16
 """The longest chain of parents to search for secrets; delegates are nested less deeply."""
@@ -137,6 +136,7 @@ class Secrets:
         key: returns the key, 32 bytes, or None while there is none; called on first use.
         own: this process's own secrets, masked in every conversation.
         sources: looks up the secrets that a command uses by reference; None where no command runs.
+        max_hidden: how many values may be hidden before further ones are not looked up: each costs time.
         remembered: the size of the cache in conversations; not less than this process works on at once.
     """
 
@@ -147,10 +147,12 @@ class Secrets:
         own: Iterable[str] = (),
         *,
         sources: SecretLookup | None = None,
+        max_hidden: int = MAX_HIDDEN_VALUES,
         remembered: int = CACHED_CONVERSATIONS,
     ) -> None:
         self._store = store
         self._sources = sources
+        self._max_hidden = max_hidden
         self._find_key = key
         self._own = tuple(own)
         self._own_masker = Masker(self._own)
@@ -267,9 +269,9 @@ class Secrets:
         known = self._cache.get(conversation_id) or await self._look_up(conversation_id)
         if value in known.values:
             return
-        if len(known.encrypted) >= MAX_HIDDEN_VALUES:
+        if len(known.encrypted) >= self._max_hidden:
             raise SecretUnavailable(
-                f"The secret {name} has a new value, and {MAX_HIDDEN_VALUES:,} values are hidden in this conversation.",
+                f"The secret {name} has a new value, and {self._max_hidden:,} values are hidden in this conversation.",
                 remedy="Continue in a new conversation, or let the source return the same value for longer.",
             )
         await self._store.call("SADD", (await self._store.locate(owner_id)).masked, self._encrypt(owner_id, value))

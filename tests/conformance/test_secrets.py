@@ -377,10 +377,9 @@ async def test_delegate_looks_up_for_its_parent(store: Store) -> None:
         assert masker.mask_text("first-value") == MASK
 
 
-async def test_endless_rotation_ends_in_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.secrets.secrets.MAX_HIDDEN_VALUES", 3)
+async def test_endless_rotation_ends_in_an_error(store: Store) -> None:
     source = Rotating()
-    secrets = Secrets(store, lambda: KEY, sources=source)
+    secrets = Secrets(store, lambda: KEY, sources=source, max_hidden=3)
     await secrets.put(CID, "TOKEN", REFERENCE)
     for value in ("first-value", "second-value"):
         source.value = value

@@ -244,7 +244,7 @@ class ToolWorkerSession:
             },
             ttl_seconds=settings.variables.heartbeat_ttl_seconds,
         )
-        sources = SecretSources(settings.secret_sources)
+        sources = SecretSources(settings.secret_sources, settings.program_environment, store.clock.monotonic)
         secrets = Secrets(store, settings.secret_key, own=_list_secrets(settings), sources=sources)
         self._log = log = EventLog(store, secrets)
         sandbox = partial(choose_git_sandbox, workspaces.get_demanded_sandbox, settings.node_dir / ".sandbox")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,10 @@ from broker.runtime import UsageError
 from broker.secrets import SecretReference, SecretUnavailable
 from tests.entry_points import install_package
 from tool_worker.secret_sources import MAX_ANSWER_BYTES, SecretSources, SecretSourceSpec, read_secret_sources
+from tool_worker.settings import load_tool_settings
 
 VALUE = "hvs-0123456789"
+KEY = base64.b64encode(bytes(32)).decode()
 
 
 class Vault:
@@ -66,7 +72,7 @@ def of_vault(vault: Vault, **fields: Any) -> SecretSourceSpec:
 
 
 async def look_up(spec: SecretSourceSpec, text: str, tenant: str = "acme") -> str:
-    return await SecretSources([spec]).look_up(SecretReference.parse(text), tenant=tenant)
+    return await SecretSources([spec], os.environ, time.monotonic).look_up(SecretReference.parse(text), tenant=tenant)
 
 
 async def refusal(spec: SecretSourceSpec, text: str, tenant: str = "acme") -> str:
@@ -95,7 +101,7 @@ async def test_renewed_token_of_an_agent_is_read_at_each_lookup(vault: Vault, tm
 
 async def test_rotated_value_is_found_when_the_cache_ends(vault: Vault) -> None:
     now = [0.0]
-    sources = SecretSources([of_vault(vault, cache_seconds=10)], monotonic=lambda: now[0])
+    sources = SecretSources([of_vault(vault, cache_seconds=10)], {}, lambda: now[0])
     reference = SecretReference.parse("vault:api#token")
     assert await sources.look_up(reference, tenant="acme") == VALUE
     vault.values["/v1/secret/data/acme/api"] = {"token": "rotated-value"}
@@ -128,8 +134,6 @@ async def test_an_absent_server_is_named_without_its_address(unused_tcp_port: in
 
 @pytest.fixture
 def unused_tcp_port() -> int:
-    import socket
-
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])
@@ -181,12 +185,12 @@ def program(tmp_path: Path, source: str) -> tuple[str, ...]:
     return (sys.executable, str(file), "{path}")
 
 
-async def test_program_prints_the_value_of_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DECKHANDS_SECRET_KEY", "of this worker")
-    monkeypatch.setenv("PASSED", "passed")
+async def test_program_prints_the_value_of_its_path(tmp_path: Path) -> None:
+    settings = load_tool_settings({"DECKHANDS_SECRET_KEY": KEY, "PASSED": "passed", "DECKHANDS_HOME": str(tmp_path)})
     source = "import os, sys; print(sys.argv[1], os.environ['PASSED'], 'DECKHANDS_SECRET_KEY' in os.environ)"
     spec = SecretSourceSpec(name="s", command=program(tmp_path, source))
-    assert await look_up(spec, "s:team/$(id)".replace("$(id)", "key"), "") == "team/key passed False"
+    sources = SecretSources([spec], settings.program_environment, time.monotonic)
+    assert await sources.look_up(SecretReference.parse("s:team/key"), tenant="") == "team/key passed False"
 
 
 @pytest.mark.parametrize(
@@ -204,8 +208,6 @@ async def test_failed_program_gives_no_value(tmp_path: Path, source: str, named:
 
 
 async def test_special_file_does_not_block(tmp_path: Path) -> None:
-    import os
-
     os.mkfifo(tmp_path / "pipe")
     spec = SecretSourceSpec(name="s", file=f"{tmp_path}/{{path}}")
     assert "is no regular file" in await refusal(spec, "s:pipe", "")
