@@ -112,9 +112,9 @@ class BrokerSettings:
         str,
         Field(description="directories in which conversations may choose a workspace, separated by `:`; empty: none"),
     ] = ""
-    sandbox: Annotated[str, Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker` or `none`")] = (
-        "auto"
-    )
+    sandbox: Annotated[
+        str, Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `none`, or one of a package")
+    ] = "auto"
     checkpoints: Annotated[
         str, Field(description="the location of checkpoints: a URL that fsspec knows; empty: none")
     ] = ""
