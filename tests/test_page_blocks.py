@@ -83,6 +83,10 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
         assert Retention.of_setting(str(path)).rule
     elif "tenants" in content:
         assert TenantTable.load_setting(str(path)).rules
+    elif "github" in content:
+        assert all(
+            {"secret_variable", "repositories", "people"} <= content[forge].keys() for forge in ("github", "gitlab")
+        )
     elif "vault" in content:
         assert len(read_secret_sources(path, {"VAULT_TOKEN": "t"})) == len(content)
     elif "hook" in content:
