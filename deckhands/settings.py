@@ -12,20 +12,22 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from broker.contract import SANDBOX_PATTERN
 from broker.runtime import BrokerSettings, UsageError
 from deckhands.configuration import read_configuration
 
 SANDBOXES = ("auto", "bwrap", "docker", "none")
 SANDBOX_REMEDY = "Use auto, bwrap, docker or none, or the name of a sandbox that a package of the tool workers has."
-_SANDBOX = re.compile(SANDBOX_PATTERN)
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
 
 
 def is_sandbox_name(name: str) -> bool:
     """Return whether tool workers may have a sandbox of this name: ours, or one of a package that resembles none."""
-    return name in SANDBOXES or (_SANDBOX.fullmatch(name) is not None and not get_close_matches(name, SANDBOXES))
+    if name in SANDBOXES:
+        return True
+    from broker.contract import SANDBOX_PATTERN  # late: it imports pydantic, and most commands need neither
+
+    return re.fullmatch(SANDBOX_PATTERN, name) is not None and not get_close_matches(name, SANDBOXES)
 
 
 def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()) -> list[str]:
