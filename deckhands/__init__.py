@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UnknownConversation,
         UsageError,
     )
+    from broker.secrets.references import SecretReference
     from deckhands.client.changing import Change
     from deckhands.client.client import Client
     from deckhands.client.conversation.async_conversation import AsyncConversation
@@ -57,6 +58,7 @@ __all__ = [
     "NotSettled",
     "NotStopped",
     "Outcome",
+    "SecretReference",
     "StoreError",
     "StoreUnavailable",
     "Summary",
@@ -84,6 +86,7 @@ _MODULES = {
     "broker.coordination.transfers": ("TransferFailed",),
     "broker.contract.policies": ("ConfirmationPolicy",),
     "broker.contract.specs": ("Tenancy",),
+    "broker.secrets.references": ("SecretReference",),
     "deckhands.client.changing": ("Change",),
     "deckhands.client.client": ("Client",),
     "deckhands.client.errors": ("NoCluster", "NotSettled", "NotStopped"),

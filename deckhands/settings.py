@@ -6,16 +6,28 @@ Holds: the environment is read once, when a command starts, and handed unchanged
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from broker.runtime import BrokerSettings, UsageError
 from deckhands.configuration import read_configuration
 
 SANDBOXES = ("auto", "bwrap", "docker", "none")
+SANDBOX_REMEDY = "Use auto, bwrap, docker or none, or the name of a sandbox that a package of the tool workers has."
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
+
+
+def is_sandbox_name(name: str) -> bool:
+    """Return whether tool workers may have a sandbox of this name: ours, or one of a package that resembles none."""
+    if name in SANDBOXES:
+        return True
+    from broker.contract import SANDBOX_PATTERN  # late: it imports pydantic, and most commands need neither
+
+    return re.fullmatch(SANDBOX_PATTERN, name) is not None and not get_close_matches(name, SANDBOXES)
 
 
 def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()) -> list[str]:
@@ -81,8 +93,8 @@ class CliSettings:
             UsageError: a name that starts with DECKHANDS_ is unknown, or a value is invalid.
         """
         broker = BrokerSettings.from_env(env)
-        if broker.sandbox not in SANDBOXES:
-            raise UsageError(f"DECKHANDS_SANDBOX is {broker.sandbox!r}.", remedy="Use auto, bwrap, docker or none.")
+        if not is_sandbox_name(broker.sandbox):
+            raise UsageError(f"DECKHANDS_SANDBOX is {broker.sandbox!r}.", remedy=SANDBOX_REMEDY)
         return cls(
             url=broker.url if broker.url_file or env.get("DECKHANDS_URL", "").strip() else None,
             archive=broker.archive,

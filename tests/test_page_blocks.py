@@ -41,6 +41,7 @@ from deckhands.configuration import read_configuration
 from deckhands.evaluation.datasets.own_rows import OwnRow
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
 from tests.source_code import ROOT, tracked_sources
+from tool_worker.secret_sources import read_secret_sources
 
 RUN = {"bash", "console", "python"}
 DATA = {"csv", "json", "jsonl", "markdown", "toml", "yaml"}
@@ -82,6 +83,12 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
         assert Retention.of_setting(str(path)).rule
     elif "tenants" in content:
         assert TenantTable.load_setting(str(path)).rules
+    elif "github" in content:
+        assert all(
+            {"secret_variable", "repositories", "people"} <= content[forge].keys() for forge in ("github", "gitlab")
+        )
+    elif "vault" in content:
+        assert len(read_secret_sources(path, {"VAULT_TOKEN": "t"})) == len(content)
     elif "hook" in content:
         assert _HookTable.model_validate(content).hook
     elif "project" in content:

@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 from broker.contract.events import AgentSpec, ConversationCreated, Event
 from broker.contract.specs import Limits
+from broker.secrets.references import SecretReference
 from broker.store.store import open_store
 from deckhands import AsyncConversation
 from deckhands.client.reading.summary import Summary, summarize
@@ -50,10 +51,11 @@ from tests.source_code import ROOT
 LIMIT_SECONDS = 90.0
 PICTURE = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(range(64))).decode()
 SECRET = "s3cr3t-0f-the-ways"
+MOUNTED = "found-by-the-tool-worker"
 SCHEMA = {"type": "object", "properties": {"files": {"type": "integer"}}, "required": ["files"]}
 MAKE = "echo made by the set-up > ~/made"
 FORBIDDEN = "echo forbidden"
-LOOK = 'cat here.txt ~/made; echo "length ${#TOKEN}"'
+LOOK = 'cat here.txt ~/made; echo "length ${#TOKEN} ${#MOUNTED}"'
 
 
 Fields = Mapping[str, Any]
@@ -142,6 +144,7 @@ class World:
             "DECKHANDS_SECRET_KEY": self.secret_key,
             "DECKHANDS_SANDBOX": "bwrap",
             "DECKHANDS_HOOKS": str(self.root / "hooks.toml"),
+            "DECKHANDS_SECRET_SOURCES": str(self.root / "sources.toml"),
             "DECKHANDS_TOOLS": "tests.example_tools:add",
             "EXAMPLE_TOOLS_TRACE": str(self.root / "trace"),
             "PYTHONPATH": str(ROOT),
@@ -199,7 +202,13 @@ def options_of(world: World, fields: Fields, *, pictures: bool = True) -> list[s
         ("-i", limits.get("max_iterations")),
         ("--max-budget", limits.get("max_budget_usd")),
         *(("--label", f"{name}={text}") for name, text in fields.get("labels", {}).items()),
-        *(("--secret", f"{name}={text}") for name, text in fields.get("secrets", {}).items()),
+        *(
+            (
+                "--secret",
+                f"{name}={secret}" if isinstance(secret, str) else f"{name}@{secret['source']}:{secret['path']}",
+            )
+            for name, secret in fields.get("secrets", {}).items()
+        ),
         *(("--tool", key) for key in fields.get("tools", ())),
         ("-w", fields.get("workspace")),
         *((f"--{name.replace('_', '-')}", fields.get(name)) for name in PLAIN),
@@ -263,6 +272,11 @@ def keywords_of(fields: Fields, output: Any) -> dict[str, Any]:
         found["agent"] = AgentSpec.model_validate({"enable_workspace_skills": True} | fields["agent"])
     if "limits" in fields:
         found["limits"] = Limits(**fields["limits"])
+    if "secrets" in fields:
+        found["secrets"] = {
+            name: secret if isinstance(secret, str) else SecretReference(**secret)
+            for name, secret in fields["secrets"].items()
+        }
     return found | ({"output": output} if "output" in fields else {})
 
 

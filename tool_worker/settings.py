@@ -21,6 +21,7 @@ from broker.runtime import AddressRules, BrokerSettings, Count, Seconds, UsageEr
 from broker.secrets import find_private_paths, load_secret_key, parse_workspace_roots
 from broker.tools import McpServerSpec, read_servers
 from tool_worker.sandbox import ContainerSettings, ResourceLimits, is_image_name
+from tool_worker.secret_sources import SecretSourceSpec, read_secret_sources
 from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
 
 # OpenHands' own names (10.1, 10.3), so that existing settings work.
@@ -45,6 +46,9 @@ class ToolVariables(BrokerSettings):
         str, Field(description="names or patterns of further variables that tool workers get, separated by commas")
     ] = ""
     mcp: Annotated[str, Field(description="a file that names the MCP servers whose tools it offers")] = ""
+    secret_sources: Annotated[
+        str, Field(description="a file with the sources where secrets of tasks may be looked up")
+    ] = ""
     concurrency: Annotated[Count, Field(description="actions that it runs at once")] = 64
     docker_images: Annotated[
         str, Field(description="patterns of images for containers, separated by commas; the first is the default")
@@ -106,6 +110,7 @@ class ToolSettings:
         labels: Further features of this node, which conversations may require.
         tools: Custom tools besides those of installed packages, as `module:attribute`.
         mcp_servers: Servers whose tools are offered.
+        secret_sources: Sources where secrets of tasks may be looked up.
         containers: Settings of the `docker` sandbox.
         limits: Resource limits of a workspace.
         gate: Network access that workspaces may get.
@@ -117,6 +122,7 @@ class ToolSettings:
         named: Directories that conversations may name.
         git_identity: Git's author in workspaces where no other one is configured.
         search_path: Our own `PATH`, for shells without a sandbox and for programs of MCP servers.
+        program_environment: The environment without our own variables, for programs of secret sources.
         private_values: Probably secret values of the environment, masked in the worker's own texts.
     """
 
@@ -127,6 +133,7 @@ class ToolSettings:
     labels: tuple[str, ...]
     tools: tuple[str, ...]
     mcp_servers: tuple[McpServerSpec, ...]
+    secret_sources: tuple[SecretSourceSpec, ...]
     no_change_timeout_seconds: float
     environment: Mapping[str, str]
     search_path: str
@@ -138,6 +145,7 @@ class ToolSettings:
     secret_key: Callable[[], bytes | None]
     named: NamedDirectories
     git_identity: GitIdentity
+    program_environment: Mapping[str, str] = field(repr=False)
     private_values: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -157,6 +165,7 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         labels=_labels(variables.labels),
         tools=_split_words(variables.tools),
         mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
+        secret_sources=_secret_sources(variables, env),
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),
         search_path=env.get("PATH", ""),
@@ -170,6 +179,7 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
             parse_workspace_roots(split_paths(variables.workspace_roots)), find_private_paths(variables)
         ),
         git_identity=_git_identity(variables),
+        program_environment={name: value for name, value in env.items() if not name.startswith("DECKHANDS_")},
         private_values=_private_values(env, variables),
     )
 
@@ -185,6 +195,12 @@ def _private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[s
     ]
     passwords = [urlsplit(url).password for url in (variables.url, variables.celery_url)]
     return (*found, *(password for password in passwords if password))
+
+
+def _secret_sources(variables: ToolVariables, env: Mapping[str, str]) -> tuple[SecretSourceSpec, ...]:
+    if not variables.secret_sources:
+        return ()
+    return read_secret_sources(Path(variables.secret_sources).expanduser(), env)
 
 
 def _git_identity(variables: ToolVariables) -> GitIdentity:

@@ -21,6 +21,7 @@ from broker.contract.tool_specs import MAX_SCHEMA_CHARS, OBJECT_SCHEMA, ToolOffe
 from broker.contract.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
+SANDBOX_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
 """The pattern of names of tenants, experiments, users and projects."""
 LABEL_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 """The pattern of an operator's label of a node."""
@@ -286,7 +287,7 @@ class WorkspaceSpec(EventValue):
 
     Attributes:
         path: an existing directory on the tool worker's node; None creates an empty one.
-        sandbox: `auto` (as the node requires), `bwrap`, `docker` or `none`.
+        sandbox: `auto` (as the node requires), `bwrap`, `docker`, `none`, or one of an installed package.
         image: the container image for the sandbox `docker`; empty for the node's first.
         network: whether commands may reach the network.
         allow: hosts that commands may reach through a proxy without network access; see `allowed_hosts`.
@@ -296,7 +297,7 @@ class WorkspaceSpec(EventValue):
     """
 
     path: str | None = None
-    sandbox: Literal["auto", "bwrap", "docker", "none"] = "auto"
+    sandbox: Annotated[str, Field(pattern=SANDBOX_PATTERN, examples=["bwrap"])] = "auto"
     image: str = ""
     network: bool = False
     allow: tuple[str, ...] = ()

@@ -4,9 +4,9 @@ A list of secret variables would never be complete. Other contents of a shell (k
 forges, passwords of databases) are for controller workers only.
 
 Holds: a worker of any other role gets the variables that programs need to run, and our own settings except those of
-models and of other roles. Tool workers also get the variables named in the operator's file of MCP servers and in
-DECKHANDS_PASS_ENV. Jobs workers get the variables of the cloud that holds the archive or the checkpoints; tool workers
-those of the cloud that holds the checkpoints.
+models and of other roles. Tool workers also get the variables named in the operator's files of MCP servers and of
+secret sources, and in DECKHANDS_PASS_ENV. Jobs workers get the variables of the cloud that holds the archive or the
+checkpoints; tool workers those of the cloud that holds the checkpoints.
 Does not: restrict controller workers. They call models, and the variables that a provider's library reads are unknown.
 """
 
@@ -49,7 +49,9 @@ REFUSED = {
         *("DECKHANDS_URL", "DECKHANDS_URL_FILE"),
     ),
 }
-PASS_ENV, MCP_FILE = "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"
+PASS_ENV = "DECKHANDS_PASS_ENV"  # noqa: S105  (a name)
+TABLES = ("DECKHANDS_MCP", "DECKHANDS_SECRET_SOURCES")
+"""The operator's files for tool workers that name variables."""
 MAX_CAUSES = 10
 STORAGE_SETTINGS = {JOBS: ("DECKHANDS_ARCHIVE", "DECKHANDS_CHECKPOINTS"), TOOLS: ("DECKHANDS_CHECKPOINTS",)}
 """The settings with a storage location that a role reads and writes."""
@@ -63,7 +65,7 @@ CLOUD_VARIABLES = {
 SAME_CLOUD = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs", "adl": "abfs"}
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""The syntax of a variable in a file of MCP servers."""
+"""The syntax of a variable in a file of MCP servers or of secret sources."""
 
 
 def make_worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -74,7 +76,7 @@ def make_worker_environment(role: str, environment: Mapping[str, str]) -> dict[s
     listed = [*ALLOWED[role]]
     if role == TOOLS:
         listed += [word.strip() for word in environment.get(PASS_ENV, "").split(",")]
-        listed += _find_variables(environment.get(MCP_FILE, ""))
+        listed += [name for table in TABLES for name in _find_variables(environment.get(table, ""))]
     for name in STORAGE_SETTINGS.get(role, ()):
         schemes, separator, _ = environment.get(name, "").strip().partition("://")
         if separator:
@@ -109,7 +111,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _find_variables(path: str) -> list[str]:
-    """Return the variables named in a file of MCP servers. The tool worker itself reports an unreadable file."""
+    """Return the variables named in a file of the operator. The tool worker itself reports an unreadable file."""
     try:
         return VARIABLE.findall(Path(path.strip()).expanduser().read_text("utf-8", "replace")) if path.strip() else []
     except (OSError, RuntimeError):

@@ -46,7 +46,7 @@ WORKER_SETTINGS = frozenset(
     (
         *("max_conversations", "idle_seconds", "quotas", "tenants", "admit_memory", "hooks", "any_model"),
         *("sdk_sessions", "sdk_sandbox", "priced_models"),
-        *("node", "pools", "labels", "tools", "pass_env", "mcp", "concurrency", "chromium"),
+        *("node", "pools", "labels", "tools", "pass_env", "mcp", "secret_sources", "concurrency", "chromium"),
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
         *("egress", "egress_private", "egress_bytes", "repository_roots", "workspace_bytes", "workspace_files"),
         *("workspace_ttl_seconds", "workspace_idle_seconds", "workspace_ends_with_worker", "workspace_keep_seconds"),
@@ -112,9 +112,9 @@ class BrokerSettings:
         str,
         Field(description="directories in which conversations may choose a workspace, separated by `:`; empty: none"),
     ] = ""
-    sandbox: Annotated[str, Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker` or `none`")] = (
-        "auto"
-    )
+    sandbox: Annotated[
+        str, Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `none`, or one of a package")
+    ] = "auto"
     checkpoints: Annotated[
         str, Field(description="the location of checkpoints: a URL that fsspec knows; empty: none")
     ] = ""

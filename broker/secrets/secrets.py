@@ -6,9 +6,12 @@ Holds:
     - A replaced or removed value is no longer given to commands, but is still masked.
     - A delegate has its parent's current secrets in addition to its own.
     - No process writes to a conversation whose secrets it cannot mask: a missing key is an error.
+    - Of a secret that is looked up when it is used, the store has the reference. A value is masked in all processes
+      before a command gets it.
 Does not: keep a program from revealing a secret in another form; see `masking`.
-Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value), `deck:{k}:c:<id>:masked` (set: every value there was),
-`deck:{k}:c:<id>:secrets_of` (string: the conversation whose secrets it shares).
+Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value, or NUL and a `SecretReference` in JSON),
+`deck:{k}:c:<id>:masked` (set: every value and reference there was), `deck:{k}:c:<id>:secrets_of` (string: the
+conversation whose secrets it shares).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any, NamedTuple
 
 from broker.runtime import BrokerSettings, DeckhandsError, UsageError
 from broker.secrets.masking import MIN_SECRET_CHARS, Masker
+from broker.secrets.references import SecretLookup, SecretReference, SecretUnavailable
 from broker.store import Store
 
 KEY_FILE = "secret.key"
@@ -38,6 +42,10 @@ knows it."""
 CLAIM_FRESH_SECONDS = 2.0
 """How long the secrets read by a claim may be used; meanwhile the workspace is opened."""
 CACHED_CONVERSATIONS = 4_000
+
+REFERENCE_MARK = "\0"
+"""Starts a reference where a value may stand; no value contains it."""
+MAX_HIDDEN_VALUES = 1_000
 
 MAX_LENDERS = 16
 """The longest chain of parents to search for secrets; delegates are nested less deeply."""
@@ -82,12 +90,14 @@ class _CachedSecrets:
     Attributes:
         looked_up: the monotonic time of the store's reply.
         encrypted: each value with the conversation that it belongs to.
+        values: the values themselves.
         is_borrowing: it shares the secrets of another conversation.
         connects: the connection count of the store then: a store can lose values only between two connections.
     """
 
     looked_up: float
     encrypted: frozenset[tuple[str, bytes]] = frozenset()
+    values: frozenset[str] = field(default=frozenset(), repr=False)
     masker: Masker = field(default_factory=Masker)
     is_borrowing: bool = False
     connects: int = 0
@@ -125,6 +135,8 @@ class Secrets:
     Args:
         key: returns the key, 32 bytes, or None while there is none; called on first use.
         own: this process's own secrets, masked in every conversation.
+        sources: looks up the secrets that a command uses by reference; None where no command runs.
+        max_hidden: how many values may be hidden before further ones are not looked up: each costs time.
         remembered: the size of the cache in conversations; not less than this process works on at once.
     """
 
@@ -134,9 +146,13 @@ class Secrets:
         key: Callable[[], bytes | None],
         own: Iterable[str] = (),
         *,
+        sources: SecretLookup | None = None,
+        max_hidden: int = MAX_HIDDEN_VALUES,
         remembered: int = CACHED_CONVERSATIONS,
     ) -> None:
         self._store = store
+        self._sources = sources
+        self._max_hidden = max_hidden
         self._find_key = key
         self._own = tuple(own)
         self._own_masker = Masker(self._own)
@@ -144,12 +160,12 @@ class Secrets:
         self._key: bytes | None = None
         self._cache: OrderedDict[str, _CachedSecrets] = OrderedDict()
 
-    async def put(self, conversation_id: str, name: str, value: str) -> None:
+    async def put(self, conversation_id: str, name: str, value: str | SecretReference) -> None:
         """Add or replace a secret. Idempotent.
 
         Args:
             name: the environment variable of commands.
-            value: 8 to 32,768 characters.
+            value: 8 to 32,768 characters, or where to look it up.
 
         Raises:
             UsageError: the name or the value is invalid.
@@ -157,8 +173,10 @@ class Secrets:
         """
         check_secret(name, value)
         names = await self._store.locate(conversation_id)
-        encrypted = self._encrypt(conversation_id, value)
-        # Masked before any command can read it.
+        text = value if isinstance(value, str) else REFERENCE_MARK + value.model_dump_json()
+        encrypted = self._encrypt(conversation_id, text)
+        # Masked before any command can read it. A reference is put there, too: the claim of a command reads the secrets
+        # of conversations where something is masked.
         commands = [("SADD", names.masked, encrypted), ("HSET", names.secrets, name, encrypted)]
         await self._store.call_many(commands)
         self._cache.pop(conversation_id, None)
@@ -206,6 +224,7 @@ class Secrets:
 
         Raises:
             SecretsLocked: there are some, but no key here decrypts them.
+            SecretUnavailable: one is a reference, and its value cannot be looked up.
         """
         connects = self._store.connection.connects
         if claimed is not None:
@@ -214,12 +233,49 @@ class Secrets:
         kept = await self._load_stored(conversation_id, claimed)
         self._remember(conversation_id, kept, claimed.read_at if claimed is not None else None)
         words = set(re.findall(r"\w+", command, re.ASCII))
-        return {
-            name: self._decrypt(each.conversation_id, value)
+        named = {
+            name: (each.conversation_id, self._decrypt(each.conversation_id, value))
             for each in reversed(kept)  # the conversation's own secrets override shared ones
             for name, value in each.current.items()
             if name in words
         }
+        found = {name: text for name, (_, text) in named.items()}
+        for name, (owner_id, text) in named.items():
+            if text.startswith(REFERENCE_MARK):
+                reference = SecretReference.model_validate_json(text.removeprefix(REFERENCE_MARK))
+                found[name] = await self._look_up_value(owner_id, name, reference)
+                await self._hide(conversation_id, owner_id, name, found[name])
+        return found
+
+    async def _look_up_value(self, owner_id: str, name: str, reference: SecretReference) -> str:
+        """Return the current value of a secret that a conversation has by reference."""
+        if self._sources is None:
+            raise SecretUnavailable(f"The secret {name} is looked up by tool workers only.")
+        tenant = await self._store.call("HGET", (await self._store.locate(owner_id)).meta, "tenant")
+        try:
+            value = await self._sources.look_up(reference, tenant=(tenant or b"").decode(errors="backslashreplace"))
+            check_secret(name, value)
+        except UsageError as error:
+            remedy = f"{error.remedy} Change it in the source {reference.source}."
+            raise SecretUnavailable(error.message, remedy=remedy) from None
+        except SecretUnavailable as error:
+            raise SecretUnavailable(
+                f"The secret {name} cannot be looked up, so nothing was run: {error.message}", remedy=error.remedy
+            ) from error
+        return value
+
+    async def _hide(self, conversation_id: str, owner_id: str, name: str, value: str) -> None:
+        """Mask a value in the conversation that has the secret and in all that share it, before a command gets it."""
+        known = self._cache.get(conversation_id) or await self._look_up(conversation_id)
+        if value in known.values:
+            return
+        if len(known.encrypted) >= self._max_hidden:
+            raise SecretUnavailable(
+                f"The secret {name} has a new value, and {self._max_hidden:,} values are hidden in this conversation.",
+                remedy="Continue in a new conversation, or let the source return the same value for longer.",
+            )
+        await self._store.call("SADD", (await self._store.locate(owner_id)).masked, self._encrypt(owner_id, value))
+        await self._look_up(conversation_id)
 
     async def load_masker(self, conversation_id: str) -> Masker:
         """Return a masker of the conversation's secrets, at most one second old.
@@ -298,9 +354,8 @@ class Secrets:
         known = self._cache.pop(conversation_id, None) or _CachedSecrets(0.0, masker=self._own_masker)
         encrypted = frozenset((each.conversation_id, value) for each in kept for value in each.masked)
         if encrypted != known.encrypted:
-            known.masker = Masker(
-                [*self._own, *sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted})]
-            )
+            known.values = frozenset(self._decrypt(owner_id, value) for owner_id, value in encrypted)
+            known.masker = Masker([*self._own, *sorted(known.values)])
             known.encrypted = encrypted
         known.looked_up = read_at
         known.connects = self._store.connection.connects
@@ -356,7 +411,7 @@ def key_fingerprint(key: bytes) -> str:
     return hashlib.sha256(b"deckhands key name" + key).hexdigest()[:16]
 
 
-def check_secret(name: str, value: str) -> None:
+def check_secret(name: str, value: str | SecretReference) -> None:
     """Check that a name is valid for a variable and that a value can be masked.
 
     Raises:
@@ -366,6 +421,8 @@ def check_secret(name: str, value: str) -> None:
         raise UsageError(
             f"{name!r} is not a valid name of a secret.", remedy="Use letters, digits and _, not a digit first."
         )
+    if isinstance(value, SecretReference):
+        return
     if not MIN_SECRET_CHARS <= len(value) <= MAX_VALUE_CHARS or "\0" in value:
         raise UsageError(
             f"The value of the secret {name} has {len(value)} characters.",

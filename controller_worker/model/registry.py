@@ -30,6 +30,7 @@ from controller_worker.providers import (
     SilentLLM,
     find_features,
     list_providers,
+    look_up,
     sees_images,
 )
 
@@ -141,7 +142,8 @@ def find_backend(config: LLMConfig) -> str:
 
     `auto` chooses scripted and replayed models by their prefix. It chooses the Anthropic backend for Claude at
     Anthropic or at an address with the same protocol. It chooses the OpenAI-compatible backend for any other model with
-    an address and no provider in its name, unless the Responses API is to be used. It chooses litellm for all others.
+    an address and no provider in its name, unless the Responses API is to be used: because the name says so, or because
+    the model is one of OpenAI's that have no other. It chooses litellm for all others.
 
     Raises:
         LLMConfigError: the configured backend cannot serve the model.
@@ -167,6 +169,8 @@ def find_backend(config: LLMConfig) -> str:
     if provider == "anthropic" or (not provider and config.model.startswith("claude")):
         return "anthropic"
     if rest.startswith(RESPONSES_PREFIX):
+        return "litellm"
+    if provider == "openai" and (row := look_up(config.known_as)) is not None and row.asks_responses:
         return "litellm"
     is_compatible = provider in COMPATIBLE_PROVIDERS or provider not in list_providers()
     return "openai" if config.base_url is not None and is_compatible else "litellm"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker.runtime import UsageError
-from deckhands.settings import SANDBOXES
+from deckhands.settings import SANDBOX_REMEDY, SANDBOXES, is_sandbox_name
 
 if TYPE_CHECKING:
     from broker.contract import MemorySpec
@@ -19,8 +19,18 @@ if TYPE_CHECKING:
 NAME_REMEDY = "Use up to 64 letters, digits, '.', '_' and '-'."
 """For a tenant, an experiment, a user or a project."""
 
+
+def _check_sandbox(_context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    if name is not None and not is_sandbox_name(name):
+        raise click.BadParameter(f"{ascii(name)[:100]} is no sandbox. {SANDBOX_REMEDY}", param=parameter)
+    return name
+
+
 sandbox_option = click.option(
-    "--sandbox", type=click.Choice(SANDBOXES), help="The sandbox of commands; by default DECKHANDS_SANDBOX, or auto."
+    "--sandbox",
+    metavar="|".join((*SANDBOXES, "NAME")),
+    callback=_check_sandbox,
+    help="The sandbox of commands, which may be one of a package; by default DECKHANDS_SANDBOX, or auto.",
 )
 workspace_root_option = click.option(
     "--workspace-root",

@@ -12,6 +12,7 @@ from typing import Any
 
 from broker.contract import AgentSpec, WorkspaceSpec, parse_git_source
 from broker.runtime import UsageError
+from broker.secrets import SecretValue
 from deckhands.cli.task_options import (
     TaskOptions,
     agent_of,
@@ -38,7 +39,7 @@ class TaskDefaults:
     options: TaskOptions
     place: WorkspaceInput
     labels: Mapping[str, str]
-    secrets: Mapping[str, str] = field(repr=False)
+    secrets: Mapping[str, SecretValue] = field(repr=False)
     own: Mapping[str, Any]
     is_here: bool
     _agents: dict[str, AgentSpec] = field(default_factory=dict)

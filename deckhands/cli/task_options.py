@@ -29,6 +29,7 @@ from broker.contract import (
     parse_host_rules,
 )
 from broker.runtime import UsageError
+from broker.secrets import SecretValue
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.field_options import add_generated_options, option_of
 from deckhands.cli.options import NAME_REMEDY, Amount, parse_memory, sandbox_option
@@ -187,9 +188,10 @@ _OPTIONS = (
         "--secret",
         "secrets",
         multiple=True,
-        metavar="NAME[=VALUE]",
+        metavar="NAME[=VALUE|@SOURCE:PATH]",
         help="Give a secret to commands that name it, and hide its value everywhere. NAME alone takes the value from "
-        "the environment and keeps it out of the process list. May be repeated.",
+        "the environment and keeps it out of the process list; with @, tool workers look it up in a source of their "
+        "operator. May be repeated.",
     ),
     click.option("--check", metavar="COMMAND", help="A command that must exit with 0 for a finish to count."),
     click.option(
@@ -317,7 +319,7 @@ def spec_of(
     *,
     agent: AgentSpec,
     workspace: WorkspaceSpec,
-    secrets: Mapping[str, str],
+    secrets: Mapping[str, SecretValue],
     **own: Any,
 ) -> TaskSpec:
     """Return the task that the options describe.

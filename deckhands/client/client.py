@@ -32,6 +32,7 @@ from broker.log import (
     make_message_condition,
 )
 from broker.runtime import AdmissionRefused, UnknownConversation, UsageError
+from broker.secrets import SecretValue
 from deckhands.client.archive_operations import lend_upload, load_binary, remove_files, restore
 from deckhands.client.changing import Change, check_note
 from deckhands.client.conversation_secrets import store_secrets
@@ -172,7 +173,7 @@ class Client(Steering):
         """Yield the pieces of replies while they are written; some may be missing."""
         return LiveText(self.store, conversation_id).watch()
 
-    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
+    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, SecretValue]) -> None:
         """Add secrets, or replace those with the same names. Their values are in no log."""
         await store_secrets(self.secrets, conversation_id, secrets)
 

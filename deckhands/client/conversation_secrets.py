@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.runtime import BrokerSettings
-from broker.secrets import Secrets, load_secret_key
+from broker.secrets import Secrets, SecretValue, load_secret_key
 from broker.store import Store
 
 
@@ -18,7 +18,7 @@ def open_secrets(store: Store) -> Secrets:
     return Secrets(store, lambda: load_secret_key(BrokerSettings.from_env()))
 
 
-async def store_secrets(secrets: Secrets, conversation_id: str, values: Mapping[str, str]) -> None:
+async def store_secrets(secrets: Secrets, conversation_id: str, values: Mapping[str, SecretValue]) -> None:
     """Store secrets for a conversation, which need not have started.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from broker.contract import DEFAULT_TIMEOUT_SECONDS, Event, MessagePolicy
 from broker.log import LivePiece
+from broker.secrets import SecretValue
 from deckhands.client.changing import Change
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
@@ -134,7 +135,7 @@ class ConversationClient(Protocol):
         """Change it from the next step on."""
         ...
 
-    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
+    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, SecretValue]) -> None:
         """Add secrets, or replace those of the same names."""
         ...
 

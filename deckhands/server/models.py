@@ -27,6 +27,7 @@ from broker.contract import (
 )
 from broker.log import ConversationRow, IndexPosition
 from broker.runtime import UsageError, is_conversation_id
+from broker.secrets import SecretValue
 from deckhands.client import MAX_IMAGES, MAX_SECRETS, MAX_TASK_CHARS, MAX_TITLE, MAX_TOOLS, ImageUrl, TaskSpec
 from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
 from deckhands.server.openapi.json_body import JsonBody
@@ -241,7 +242,7 @@ class NewSecrets(JsonBody):
 
     model_config = ConfigDict(extra="forbid")
 
-    secrets: Annotated[dict[str, str], Field(min_length=1, max_length=MAX_SECRETS, repr=False)] = Field(
+    secrets: Annotated[dict[str, SecretValue], Field(min_length=1, max_length=MAX_SECRETS, repr=False)] = Field(
         examples=[{"TOKEN": "abc-123-def"}]
     )
 

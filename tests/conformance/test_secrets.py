@@ -13,6 +13,7 @@ import pytest
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
+from broker.contract.specs import Tenancy
 from broker.coordination.action_streams import ActionQueue
 from broker.log.append_call import Appended, Conflict
 from broker.log.deletion import Deletion
@@ -20,6 +21,7 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
+from broker.secrets.references import SecretReference, SecretUnavailable
 from broker.secrets.secrets import Secrets, SecretsLocked, load_key_file, load_secret_key
 from broker.store.connection import Argument
 from broker.store.store import Store
@@ -288,3 +290,126 @@ async def test_secrets_of_the_worker_are_masked_everywhere(store: Store) -> None
         text = f"servers-own-token secret-of-{conversation_id} short secret-of-nobody"
         await log.append(conversation_id, [MessageAction(content=text, source=EventSource.USER)])
         assert (await log.read(conversation_id))[-1].content == f"{MASK} {MASK} short secret-of-nobody"
+
+
+class Rotating:
+    """A source whose value changes; it notes who asked."""
+
+    def __init__(self) -> None:
+        self.value = "first-value"
+        self.asked: list[tuple[str, str]] = []
+
+    async def look_up(self, reference: SecretReference, *, tenant: str) -> str:
+        self.asked.append((str(reference), tenant))
+        if not self.value:
+            raise SecretUnavailable("the source vault answered with status 503.", remedy="Try again.")
+        return self.value
+
+
+REFERENCE = SecretReference(source="vault", path="team/api", field="token")
+
+
+async def test_referenced_secret_is_looked_up_at_each_use(store: Store) -> None:
+    source = Rotating()
+    secrets, elsewhere = Secrets(store, lambda: KEY, sources=source), Secrets(store, lambda: KEY)
+    await elsewhere.put(CID, "TOKEN", REFERENCE)
+    assert await secrets.list_names(CID) == ["TOKEN"]
+    assert await secrets.find_named(CID, "echo hello") == {}
+    assert source.asked == []
+    assert await secrets.find_named(CID, "curl $TOKEN") == {"TOKEN": "first-value"}
+    source.value = "rotated-value"
+    assert await secrets.find_named(CID, "curl $TOKEN") == {"TOKEN": "rotated-value"}
+    assert source.asked == [("vault:team/api#token", "")] * 2
+    masker = await Secrets(store, lambda: KEY).load_masker(CID)  # in any other process
+    assert masker.mask_text("first-value rotated-value") == f"{MASK} {MASK}"
+    assert (await secrets.load_masker(CID)).mask_text("rotated-value") == MASK
+
+
+async def test_looked_up_value_is_stored_once_and_encrypted(store: Store) -> None:
+    secrets = Secrets(store, lambda: KEY, sources=Rotating())
+    await secrets.put(CID, "TOKEN", REFERENCE)
+    for _ in range(3):
+        await secrets.find_named(CID, "$TOKEN")
+    names = store.known_keys(CID)
+    hidden = await store.connection.call("SMEMBERS", names.masked)
+    _, kept = await store.connection.call("HGETALL", names.secrets)
+    assert len(hidden) == 2  # the reference and the value
+    assert b"first-value" not in b"".join([kept, *hidden])
+    assert b"vault" not in b"".join([kept, *hidden])
+
+
+async def test_append_waits_for_a_value_that_was_just_looked_up(store: Store) -> None:
+    log = EventLog(store, Secrets(store, lambda: KEY))
+    await log.create(ConversationCreated(conversation_id=CID))
+    await log.append(CID, [MessageAction(content="It is first-value.", source=EventSource.USER)])
+    assert (await log.read(CID))[-1].content == "It is first-value."  # type: ignore[attr-defined]
+    secrets = Secrets(store, lambda: KEY, sources=Rotating())
+    await secrets.put(CID, "TOKEN", REFERENCE)
+    await secrets.find_named(CID, "$TOKEN")
+    await log.append(CID, [MessageAction(content="It is first-value.", source=EventSource.USER)])
+    assert (await log.read(CID))[-1].content == f"It is {MASK}."  # type: ignore[attr-defined]
+
+
+async def test_source_that_fails_names_the_secret(store: Store) -> None:
+    source = Rotating()
+    secrets = Secrets(store, lambda: KEY, sources=source)
+    await secrets.put(CID, "TOKEN", REFERENCE)
+    source.value = ""
+    with pytest.raises(SecretUnavailable, match=r"TOKEN cannot be looked up, so nothing was run: .*status 503"):
+        await secrets.find_named(CID, "$TOKEN")
+    source.value = "short"
+    with pytest.raises(SecretUnavailable, match=r"TOKEN has 5 characters.*Change it in the source vault"):
+        await secrets.find_named(CID, "$TOKEN")
+    source.value = "first-value"
+    assert await secrets.find_named(CID, "$TOKEN") == {"TOKEN": "first-value"}
+
+
+async def test_delegate_looks_up_for_its_parent(store: Store) -> None:
+    source = Rotating()
+    secrets = Secrets(store, lambda: KEY, sources=source)
+    await EventLog(store).create(ConversationCreated(conversation_id=CID, tenancy=Tenancy(tenant="acme")))
+    await secrets.put(CID, "TOKEN", REFERENCE)
+    await secrets.lend(CID, "delegate")
+    assert await secrets.find_named("delegate", "$TOKEN") == {"TOKEN": "first-value"}
+    assert source.asked == [("vault:team/api#token", "acme")]
+    for conversation_id in (CID, "delegate"):
+        masker = await Secrets(store, lambda: KEY).load_masker(conversation_id)
+        assert masker.mask_text("first-value") == MASK
+
+
+async def test_endless_rotation_ends_in_an_error(store: Store) -> None:
+    source = Rotating()
+    secrets = Secrets(store, lambda: KEY, sources=source, max_hidden=3)
+    await secrets.put(CID, "TOKEN", REFERENCE)
+    for value in ("first-value", "second-value"):
+        source.value = value
+        await secrets.find_named(CID, "$TOKEN")
+    source.value = "third-value"
+    with pytest.raises(SecretUnavailable, match="TOKEN has a new value, and 3 values are hidden"):
+        await secrets.find_named(CID, "$TOKEN")
+    source.value = "second-value"
+    assert await secrets.find_named(CID, "$TOKEN") == {"TOKEN": "second-value"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("vault", ("vault", "", "")),
+        ("vault:team/api", ("vault", "team/api", "")),
+        ("vault:team/api#data.token", ("vault", "team/api", "data.token")),
+        ("vault#token", ("vault", "", "token")),
+        ("", None),
+        (":a", None),
+        ("vault:a b", None),
+        ("vault:a#b#c", None),
+        ("va ult:a", None),
+    ],
+)
+def test_reference_is_written_as_text(text: str, found: tuple[str, str, str] | None) -> None:
+    if found is None:
+        with pytest.raises(UsageError, match="does not name the source of a secret"):
+            SecretReference.parse(text)
+    else:
+        reference = SecretReference.parse(text)
+        assert (reference.source, reference.path, reference.field) == found
+        assert str(reference) == text

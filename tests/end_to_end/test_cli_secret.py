@@ -105,3 +105,29 @@ def test_a_run_with_a_secret(tmp_path: Path) -> None:
     assert TOKEN not in done.out + done.err
     (output,) = (event for event in done.json if event.get("kind") == "observation.run")
     assert output["content"].split() == ["it", "is", MASK, str(len(TOKEN))]
+
+
+def test_a_run_whose_worker_looks_the_secret_up(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "held").write_text(TOKEN + "\n")
+    sources = tmp_path / "sources.toml"
+    sources.write_text(f'[held]\nfile = "{tmp_path}/{{path}}"\n[absent]\ncommand = ["/bin/false"]\n')
+    env = environment(tmp_path / "home", DECKHANDS_SECRET_SOURCES=str(sources))
+    steps = ['echo "it is $API_TOKEN"; printf %s "$API_TOKEN" | wc -c', "echo $OTHER > never"]
+    model = script(tmp_path / "m.json", *map(run_command, steps))
+    done = deckhands(
+        *("run", "-t", f"Use {TOKEN[:5]}", "-w", tmp_path / "w", "--sandbox", "none", "--model", model, "--json"),
+        *("--secret", "OTHER@absent", "--secret", "API_TOKEN@held:held"),
+        env=env,
+    )
+    assert done.code == 0, done
+    assert TOKEN not in done.out + done.err
+    (output,) = (event for event in done.json if event.get("kind") == "observation.run")
+    assert output["content"].split() == ["it", "is", MASK, str(len(TOKEN))]
+    (refused,) = (event for event in done.json if event.get("kind") == "observation.error")
+    assert "The secret OTHER cannot be looked up, so nothing was run" in refused["content"]
+    assert "the program of the source absent ended with code 1" in refused["content"]
+    kept = [file for file in (tmp_path / "home").rglob("*") if file.is_file()]
+    assert any("appendonly" in str(file) for file in kept)
+    journals = [file for file in kept if "host" in file.parts or file.name == "journal"]
+    assert [file for file in kept if file not in journals and TOKEN.encode() in file.read_bytes()] == []

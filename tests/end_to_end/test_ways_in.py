@@ -26,6 +26,7 @@ from tests.ways_in_drivers import (
     FORBIDDEN,
     LOOK,
     MAKE,
+    MOUNTED,
     PICTURE,
     SCHEMA,
     SECRET,
@@ -79,7 +80,8 @@ def is_delayed(ended: Ended) -> bool:
 
 
 def had_the_secret(ended: Ended) -> bool:
-    return f"length {len(SECRET)}" in ended.log and SECRET not in ended.log + ended.prompts
+    shown = ended.log + ended.prompts
+    return f"length {len(SECRET)} {len(MOUNTED)}" in ended.log and SECRET not in shown and MOUNTED not in shown
 
 
 def is_limited(ended: Ended) -> bool:
@@ -87,6 +89,7 @@ def is_limited(ended: Ended) -> bool:
     return ended.summary.error_code == "max_iterations" and limits is not None and limits.max_budget_usd == 5.0
 
 
+SECRETS = {"TOKEN": SECRET, "MOUNTED": {"source": "mounted", "path": "mounted"}}
 DELEGATES = of_agent(enable_delegation=True, delegates={"ReadOnlyAgent": {"name": "ReadOnlyAgent"}})
 TRIALS: Mapping[str, Trial] = {
     "workspace": Trial(lambda ended: "a file of the workspace" in ended.log, {"workspace": "project"}),
@@ -104,7 +107,7 @@ TRIALS: Mapping[str, Trial] = {
     ),
     "images": Trial(lambda ended: PICTURE in ended.prompts, {"images": [f"data:image/png;base64,{PICTURE}"]}),
     "tools": Trial(lambda ended: '"name": "add"' in ended.prompts, {"tools": ["add"]}, word="tool"),
-    "secrets": Trial(had_the_secret, {"secrets": {"TOKEN": SECRET}}, word="secret"),
+    "secrets": Trial(had_the_secret, {"secrets": SECRETS}, word="secret"),
     "limits": Trial(is_limited, {"limits": {"max_iterations": 1, "max_budget_usd": 5.0}}, "limited"),
     "confirmation": Trial(
         lambda ended: ended.summary.state == AgentState.AWAITING_USER_CONFIRMATION,
@@ -243,6 +246,8 @@ def make_files(root: Path) -> None:
     guard = root / "guard"
     guard.write_text(f"#!/bin/sh\nif grep -q '{FORBIDDEN}'; then echo 'The house forbids it.' >&2; exit 2; fi\n")
     guard.chmod(0o755)
+    (root / "sources.toml").write_text(f'[mounted]\nfile = "{root}/{{path}}"\ntenants = ["*"]\n')
+    (root / "mounted").write_text(MOUNTED)
     (root / "hooks.toml").write_text(f'[[hook]]\non = "before_action"\nkinds = ["action.run"]\ncommand = ["{guard}"]\n')
 
 

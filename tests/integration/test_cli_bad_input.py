@@ -68,7 +68,7 @@ CASES = {
     "no iterations": (["run", "-i", "0"], 2, "-i"),
     "negative budget": (["run", "-b", "-1"], 2, "-b"),
     "no time": (["run", "--timeout", "0"], 2, "--timeout"),
-    "no such sandbox": (["run", "--sandbox", "magic"], 2, "--sandbox"),
+    "no such sandbox": (["run", "--sandbox", "bwarp"], 2, "--sandbox"),
     "no such port": (["up", "--port", "99999"], 2, "--port"),
     "no conversations": (["demo", "--conversations", "0"], 2, "--conversations"),
     "no id": (["show"], 2, "ID"),

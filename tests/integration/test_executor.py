@@ -36,6 +36,8 @@ from broker.contract.workspace_events import SurveyAction
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
 from broker.log.event_log import EventLog
 from broker.runtime import BrokerSettings, UsageError
+from broker.secrets.masking import MASK
+from broker.secrets.references import SecretReference, SecretUnavailable
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from broker.tools.custom_tools import custom_tool
@@ -120,6 +122,50 @@ async def test_result_that_cannot_be_masked_is_not_logged(workspaces, log, folde
     answer = check_error(await last(log), "secrets_locked")
     assert "no key for them" in answer.content
     assert "c4n4ry" not in answer.content
+
+
+class OneSource:
+    """A source of secrets that fails while it has no value."""
+
+    value = ""
+
+    async def look_up(self, reference: SecretReference, *, tenant: str) -> str:
+        if not self.value:
+            raise SecretUnavailable("the source vault answered with status 503.")
+        return self.value
+
+
+async def test_secret_that_cannot_be_looked_up_is_answered(workspaces, log, folder) -> None:
+    source = OneSource()
+    log = EventLog(log.store, Secrets(log.store, lambda: bytes(32), sources=source))
+    await log.secrets.put(CID, "TOKEN", SecretReference(source="vault", path="api"))
+    await log.append(CID, [CmdRunAction(command='echo "$TOKEN" | wc -c >> effects; echo "$TOKEN"')] * 2)
+    refused = check_error(await execute(workspaces, log), "secret_unavailable")
+    assert "The secret TOKEN cannot be looked up, so nothing was run: the source vault" in refused.content
+    assert not (folder / "effects").exists()
+    source.value = "found-value-1"
+    ran = await execute(workspaces, log, action_id=3)
+    assert isinstance(ran, CmdOutputObservation)
+    assert ran.content == MASK
+    assert (folder / "effects").read_text() == "14\n"
+
+
+async def test_result_is_collected_while_its_secret_cannot_be_looked_up(workspaces, log, folder) -> None:
+    source = OneSource()
+    source.value = "found-value-1"
+    log = EventLog(log.store, Secrets(log.store, lambda: bytes(32), sources=source))
+    await log.secrets.put(CID, "TOKEN", SecretReference(source="vault", path="api"))
+    await log.append(CID, [CmdRunAction(command='echo "$TOKEN" >> effects; echo "$TOKEN"')])
+    (action,) = [event for event in await log.read(CID) if isinstance(event, CmdRunAction)]
+    arguments = {"command": action.command, "env": {"TOKEN": source.value}, "is_input": False}
+    workspace = await workspaces.open(CID)  # of a worker that dies before it appends the result
+    await workspace.run(2, "bash", arguments, fingerprint=compute_fingerprint(action))
+    await log.secrets.find_named(CID, "$TOKEN")
+    source.value = ""
+    observation = await execute(workspaces, log, ActionReclaimed(2, "tool-0"))
+    assert isinstance(observation, CmdOutputObservation), observation
+    assert observation.content == MASK
+    assert (folder / "effects").read_text() == "found-value-1\n"
 
 
 @pytest.mark.parametrize(

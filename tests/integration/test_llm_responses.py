@@ -68,15 +68,41 @@ async def test_two_steps(server: RunningModelServer, is_streamed: bool) -> None:
 
 
 @both
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("openai/gpt-5-codex", "/v1/responses"),
+        ("openai/gpt-5.2-pro", "/v1/responses"),
+        ("openai/o3-pro-2025-06-10", "/v1/responses"),
+        ("openai/gpt-5", "/v1/chat/completions"),
+        ("gpt-5-codex", "/v1/chat/completions"),  # a server's own model of this name
+    ],
+)
+async def test_models_without_chat_completions_use_responses(
+    server: RunningModelServer, is_streamed: bool, model: str, path: str
+) -> None:
+    server.clear()
+    shown: list[Delta] | None = [] if is_streamed else None
+    first = await ask(server, TASK, shown=shown, model=model)
+    assert (await ask(server, TASK, *answer_to(first), model=model)).text == "Step 2."
+    assert {request["path"] for request in server.requests()} == {path}
+    assert {request["body"]["model"] for request in server.requests()} == {model.removeprefix("openai/")}
+    assert first.usage == CallUsage(prompt_tokens=1_100, completion_tokens=50)
+    assert (first.cost_usd or 0) > 0
+
+
+@both
+@pytest.mark.parametrize("model", ["openai/responses/gpt-5", "openai/gpt-5-codex"])
 async def test_a_reasoning_item_returns_sealed_before_its_call(
-    shared_model_server: Callable[..., RunningModelServer], tmp_path: Path, is_streamed: bool
+    shared_model_server: Callable[..., RunningModelServer], tmp_path: Path, is_streamed: bool, model: str
 ) -> None:
     call = {"name": "execute_bash", "arguments": {"command": "true"}}
     script = {"turns": [{"thinking": "Hm.", "text": "Now.", "tool_calls": [call]}, {"text": "Done."}]}
     (tmp_path / "script.json").write_text(json.dumps(script))
     server = shared_model_server("--script", str(tmp_path / "script.json"))
-    first = await ask(server, TASK, shown=[] if is_streamed else None)
-    assert (await ask(server, TASK, *answer_to(first), completion_kwargs={"extra_body": {"user": "u"}})).text == "Done."
+    first = await ask(server, TASK, shown=[] if is_streamed else None, model=model)
+    extra = {"extra_body": {"user": "u"}}
+    assert (await ask(server, TASK, *answer_to(first), model=model, completion_kwargs=extra)).text == "Done."
     asked = [request["body"] for request in server.requests()]
     assert [body["include"] for body in asked] == [["reasoning.encrypted_content"]] * 2
     assert asked[1]["user"] == "u"

@@ -14,7 +14,11 @@ import pytest_asyncio
 
 from broker.contract.specs import Tenancy
 from broker.log.live_text import LivePiece, LiveText
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.references import SecretReference
+from broker.secrets.secrets import Secrets, load_secret_key
 from broker.store.store import open_store
+from deckhands.client.remote.remote_client import RemoteClient
 from deckhands.server.application import with_guard
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
@@ -301,3 +305,28 @@ async def test_nothing_is_kept_for_conversations_outside_the_store(
                     await client.put(f"/conversations/{cid}/secrets", json={"secrets": {"TOKEN": "abc-123-def"}})
                 ).status_code == 204
         assert await store.connection.call("HKEYS", store.known_keys(cid).secrets) == [b"TOKEN"]
+
+
+async def test_secrets_of_a_request_may_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path))
+
+    class Source:
+        async def look_up(self, reference: SecretReference, *, tenant: str) -> str:
+            return f"value-of-{reference}-for-{tenant}"
+
+    async with served(tmp_path / "log", environment_with(tmp_path)) as server:
+        cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
+        async with server.as_(await server.token("acme")) as client:
+            path = f"/conversations/{cid}/secrets"
+            named = {"source": "vault", "path": "team/api", "field": "token"}
+            assert (await client.put(path, json={"secrets": {"TOKEN": named}})).status_code == 204
+            for wrong in ({**named, "path": "../etc"}, {**named, "url": "https://x"}, {"path": "a"}):
+                refused = await client.put(path, json={"secrets": {"TOKEN": wrong}})
+                assert refused.status_code == 422
+                assert "TOKEN" in refused.text
+        secrets = Secrets(server.client.store, lambda: load_secret_key(BrokerSettings.from_env()), sources=Source())
+        remote = RemoteClient(server.url, await server.token("acme"))
+        await remote.set_secrets(cid, {"OTHER": SecretReference(source="vault"), "PLAIN": "abc-123-def"})
+        await remote.aclose()
+        found = {"TOKEN": "value-of-vault:team/api#token-for-acme", "OTHER": "value-of-vault-for-acme"}
+        assert await secrets.find_named(cid, "echo $TOKEN $OTHER $PLAIN") == {**found, "PLAIN": "abc-123-def"}

@@ -26,6 +26,9 @@ from broker.log.event_log import EventLog
 from broker.log.lost_tails import record_gap, record_reported_gap
 from broker.log.specification import ANSWERS
 from broker.runtime.errors import DeckhandsError, EventsLost
+from broker.secrets.masking import MASK
+from broker.secrets.references import SecretReference
+from broker.secrets.secrets import Secrets
 from broker.store.store import Store, open_store
 from tests.broker_parts import CID, claim, command, enter, message, output
 from tests.security.test_role_rights import serving_with
@@ -108,6 +111,25 @@ async def test_claimed_action_is_answered_with_its_capability(world: World) -> N
     names = world.controller.known_keys(CID)
     assert await call("EXISTS", f"{names.root}:results", f"{names.root}:grants") == 0
     assert await refusals(world.server) == []
+
+
+async def test_looked_up_secret_is_hidden_and_stays_hidden(world: World) -> None:
+    class Source:
+        async def look_up(self, reference: SecretReference, *, tenant: str) -> str:
+            return "looked-up-value"
+
+    hidden = Secrets(world.controller, lambda: bytes(32))
+    await hidden.put(CID, "TOKEN", SecretReference(source="vault"))
+    tool = Secrets(world.tool, lambda: bytes(32), sources=Source())
+    assert await tool.find_named(CID, "$TOKEN") == {"TOKEN": "looked-up-value"}
+    await hidden.look_up(CID)
+    assert (await hidden.load_masker(CID)).mask_text("looked-up-value") == MASK
+    assert await refusals(world.server) == []
+    names = world.tool.known_keys(CID)
+    value, *_ = await world.tool.call("SMEMBERS", names.masked)
+    for removal in (("SREM", names.masked, value), ("SPOP", names.masked), ("DEL", names.masked)):
+        with pytest.raises(DeckhandsError):
+            await world.tool.call(*removal)
 
 
 async def test_more_actions_than_a_stream_holds_are_answered(world: World) -> None:

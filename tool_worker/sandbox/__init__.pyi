@@ -1,6 +1,7 @@
 from .bwrap import WRAPPER_COMMAND as WRAPPER_COMMAND, BubblewrapSandbox as BubblewrapSandbox
-from .choice import AUTO as AUTO, CAPABILITIES as CAPABILITIES, find_sandbox as find_sandbox
-from .choice import make_sandboxes as make_sandboxes
+from .choice import AUTO as AUTO, BUILT_IN as BUILT_IN, find_capabilities as find_capabilities
+from .choice import find_sandbox as find_sandbox, make_sandboxes as make_sandboxes
+from .sandbox import Capabilities as Capabilities
 from .control_groups import ControlGroups as ControlGroups, GroupLimits as GroupLimits
 from .docker import ContainerSettings as ContainerSettings, DockerSandbox as DockerSandbox
 from .docker import is_image_name as is_image_name

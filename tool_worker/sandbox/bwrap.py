@@ -19,7 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
@@ -135,6 +135,9 @@ class BubblewrapSandbox:
             return [_find_executable(), *options, *filtered, "--", *program]
         reported = ("--info-fd", str(descriptors.pid), "--args", str(descriptors.options), "--as-pid-1")
         return [_find_executable(), *reported, *_make_filter_option(descriptors.system_calls), "--", *program]
+
+    def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
+        """See `Sandbox.remove_dead`. Processes of dead hosts end by `kill_stragglers`."""
 
     def kill_stragglers(self, host_id: str) -> None:
         """See `Sandbox.kill_stragglers`."""

@@ -168,7 +168,7 @@ class DockerSandbox:
         self._remove(f"{LABEL}.host={host_id}", lambda _: True)
 
     def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
-        """Remove the containers below a node's root whose conversation has no living host."""
+        """See `Sandbox.remove_dead`."""
         self._remove(f"{LABEL}.root={root}", lambda conversation_id: not is_alive(conversation_id))
 
     def _remove(self, label: str, is_wanted: Callable[[str], bool]) -> None:

@@ -14,7 +14,7 @@ import select
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -86,6 +86,9 @@ class NoSandbox:
     ) -> Sequence[str]:
         """See `Sandbox.command`."""
         return program
+
+    def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
+        """See `Sandbox.remove_dead`. Processes of dead hosts end by `kill_stragglers`."""
 
     def kill_stragglers(self, host_id: str) -> None:
         """See `Sandbox.kill_stragglers`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -208,6 +208,18 @@ class Sandbox(Protocol):
             options: From `options`; ignored if a host's descriptors are given.
             descriptors: For a host, which is then the first process of its namespace, if it gets one. A number: the
                 descriptor of the filter only, for a program without environment. None: no filter.
+        """
+        ...
+
+    def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
+        """Remove what killed tool workers and hosts have left; called before the first use by a tool worker.
+
+        Args:
+            root: the node's directory of workspaces, as in the label `root` of an enclosure.
+            is_alive: whether a conversation, given by its id, has a living host.
+
+        Raises:
+            SandboxUnavailable: it cannot be removed.
         """
         ...
 

@@ -52,6 +52,7 @@ from broker.runtime import (
 from broker.secrets import Masker, Secrets
 from broker.store import ShardKeys, Store, open_store
 from broker.tools import SANDBOX, McpTokens, ToolFailure, ToolFailures, ToolOffers
+from tool_worker.secret_sources import SecretSources
 from tool_worker.settings import ToolSettings
 from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, load_tools
 from tool_worker.worker.executor import Executor
@@ -243,7 +244,9 @@ class ToolWorkerSession:
             },
             ttl_seconds=settings.variables.heartbeat_ttl_seconds,
         )
-        self._log = log = EventLog(store, Secrets(store, settings.secret_key, own=_list_secrets(settings)))
+        sources = SecretSources(settings.secret_sources, settings.program_environment, store.clock.monotonic)
+        secrets = Secrets(store, settings.secret_key, own=_list_secrets(settings), sources=sources)
+        self._log = log = EventLog(store, secrets)
         sandbox = partial(choose_git_sandbox, workspaces.get_demanded_sandbox, settings.node_dir / ".sandbox")
         limits = settings.workspace_limits
         opener = WorkspaceOpener(
@@ -459,7 +462,8 @@ class ToolWorkerSession:
 
 
 def _list_secrets(settings: ToolSettings) -> tuple[str, ...]:
-    return tuple(secret for server in settings.mcp_servers for secret in server.secrets)
+    of_servers = [secret for server in settings.mcp_servers for secret in server.secrets]
+    return (*of_servers, *(secret for source in settings.secret_sources for secret in source.secrets))
 
 
 def _make_checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:

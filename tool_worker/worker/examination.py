@@ -22,10 +22,11 @@ from tool_worker.host.hardening import MINIMUM_ABI, landlock_version
 from tool_worker.host.sessions.programs import PROGRAMS
 from tool_worker.sandbox import (
     AUTO,
-    CAPABILITIES,
+    BUILT_IN,
     ContainerSettings,
     ControlGroups,
     Sandbox,
+    find_capabilities,
     make_sandboxes,
     make_system_call_filter,
     run_self_test,
@@ -65,7 +66,9 @@ def examine(demanded: str = AUTO, containers: ContainerSettings | None = None) -
         findings = [
             _check_sandbox(sandbox, is_needed=sandbox is needed)
             for sandbox in confining
-            if not sandbox.capabilities.runs_images or (containers and containers.images)
+            if not sandbox.capabilities.runs_images
+            or sandbox.name not in BUILT_IN
+            or (containers and containers.images)
         ]
     return [*findings, _check_filter(), _check_landlock(), _check_control_groups(), _check_room(demanded)]
 
@@ -127,7 +130,8 @@ def _check_room(demanded: str) -> MachineFinding:
     except OSError as error:
         # Confining sandboxes have their own terminals.
         detail = f"no terminal can be opened, which a shell without a sandbox needs: {error}"
-        is_needed = demanded in CAPABILITIES and not CAPABILITIES[demanded].confines_programs
+        capabilities = find_capabilities(demanded)
+        is_needed = capabilities is not None and not capabilities.confines_programs
         return MachineFinding("room for sessions", is_good=False, is_needed=is_needed, detail=detail)
     is_short = NodeCapacity().is_short()
     detail = "less than a tenth of the terminals or of the memory is free" if is_short else "terminals and memory"

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from broker.coordination import ActionDelivery, NodeOffer, NotServed, find_placement, has_needs
 from broker.store import Store
-from tool_worker.sandbox import DockerSandbox, make_sandboxes
+from tool_worker.sandbox import make_sandboxes
 from tool_worker.settings import ToolSettings
 
 WAIT_SECONDS = 30.0
@@ -101,7 +101,7 @@ def build_node_offer(settings: ToolSettings) -> NodeOffer:
     ]
     return NodeOffer(
         sandboxes=tuple(working),
-        images=settings.containers.images if DockerSandbox.name in working else (),
+        images=settings.containers.images if any(known[name].capabilities.runs_images for name in working) else (),
         labels=settings.labels,
         memory_bytes=settings.limits.memory_bytes,
         disk_bytes=settings.workspace_limits.bytes,

@@ -12,6 +12,7 @@ from typing import Any, cast
 import click
 
 from broker.runtime import UsageError
+from broker.secrets import SecretValue
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.secret import secret_values
 from deckhands.cli.task_options import SpecOptions, agent_of, spec_of, spec_options, workspace_of
@@ -59,7 +60,7 @@ def acp(options: AcpOptions) -> None:
     asyncio.run(_serve(options, secrets))
 
 
-def _spec_in(options: AcpOptions, directory: Path, secrets: dict[str, str]) -> TaskSpec:
+def _spec_in(options: AcpOptions, directory: Path, secrets: dict[str, SecretValue]) -> TaskSpec:
     """Return the task of a session, except its text."""
     return spec_of(
         options,
@@ -70,7 +71,7 @@ def _spec_in(options: AcpOptions, directory: Path, secrets: dict[str, str]) -> T
     )
 
 
-async def _serve(options: AcpOptions, secrets: dict[str, str]) -> None:
+async def _serve(options: AcpOptions, secrets: dict[str, SecretValue]) -> None:
     import acp as protocol
 
     from deckhands.server import EditorAgent

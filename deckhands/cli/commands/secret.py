@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import click
 
 from broker.runtime import UsageError
-from broker.secrets import check_secret
+from broker.secrets import SecretReference, SecretValue, check_secret
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.cli.options import json_option
@@ -27,6 +28,7 @@ class SecretOptions:
     conversation_id: str
     name: str | None
     from_env: bool
+    source: str | None
     remove: bool
     as_json: bool
 
@@ -35,11 +37,18 @@ class SecretOptions:
 @conversation_argument
 @click.argument("name", required=False)
 @click.option("--from-env", is_flag=True, help="Take the value from the environment variable NAME.")
+@click.option(
+    "--source",
+    metavar="SOURCE:PATH[#FIELD]",
+    help="Let tool workers look the value up in a source of their operator, each time that a command names it.",
+)
 @click.option("--remove", is_flag=True, help="Stop giving it to commands. Its value stays hidden.")
 @json_option
 @with_options(SecretOptions)
 def secret(options: SecretOptions) -> None:
     """Add or replace the secret NAME. Its value is read from standard input. Without NAME, list the names."""
+    if options.source is not None and (options.from_env or options.remove or options.name is None):
+        raise UsageError("--source names where NAME is looked up.", remedy="Leave out --from-env and --remove.")
     settings = CliSettings.from_env()
     conversation_id, name = options.conversation_id, options.name
     if name is None:
@@ -53,7 +62,11 @@ def secret(options: SecretOptions) -> None:
         on_conversation(conversation_id, lambda client: _remove(client, conversation_id, name))
         note(f"Commands no longer get {name}.")
         return
-    value = secret_values(settings, [name])[name] if options.from_env else sys.stdin.read().rstrip("\n")
+    value: SecretValue
+    if options.source is not None:
+        value = SecretReference.parse(options.source)
+    else:
+        value = secret_values(settings, [name])[name] if options.from_env else sys.stdin.read().rstrip("\n")
     on_conversation(conversation_id, lambda client: store_secrets(client.secrets, conversation_id, {name: value}))
     note(f"Commands that name {name} get it.")
 
@@ -66,16 +79,20 @@ async def _remove(client: Client, conversation_id: str, name: str) -> None:
     await client.secrets.remove(conversation_id, name)
 
 
-def secret_values(settings: CliSettings, given: Iterable[str]) -> dict[str, str]:
-    """Return secrets by name. Each is given as NAME, an environment variable, or as NAME=VALUE.
+def secret_values(settings: CliSettings, given: Iterable[str]) -> dict[str, SecretValue]:
+    """Return secrets by name. Each is given as NAME, an environment variable, as NAME=VALUE, or as NAME@SOURCE:PATH.
 
     Raises:
-        UsageError: a variable is not set, or a value is empty or cannot be a secret.
+        UsageError: a variable is not set, a value is empty or cannot be a secret, or a source has another form.
     """
-    values: dict[str, str] = {}
+    values: dict[str, SecretValue] = {}
     for secret_given in given:
-        name, separator, value = secret_given.partition("=")
-        values[name] = value if separator else settings.environment.get(name, "")
+        name = re.split("[=@]", secret_given, maxsplit=1)[0]
+        separator, value = secret_given[len(name) : len(name) + 1], secret_given[len(name) + 1 :]
+        if separator == "@":
+            values[name] = SecretReference.parse(value)
+        else:
+            values[name] = value if separator else settings.environment.get(name, "")
         if not values[name]:
             what = "The value of the secret" if separator else "The environment variable"
             raise UsageError(f"{what} {name} is {'empty' if separator else 'not set'}.")

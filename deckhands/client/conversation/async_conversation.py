@@ -26,6 +26,7 @@ from broker.contract import (
 )
 from broker.log import LivePiece
 from broker.runtime import UnknownConversation, UsageError
+from broker.secrets import SecretValue
 from broker.tools import CustomTool
 from deckhands.client.changing import Change
 from deckhands.client.conversation.async_files import AsyncFiles
@@ -335,7 +336,7 @@ class AsyncConversation(Generic[OutputT]):
         found = inputs.to_labels(labels)
         await self._change_or_submit({"labels": found}, Change(labels=found, by=by, reason=reason))
 
-    async def set_secrets(self, secrets: Mapping[str, str]) -> None:
+    async def set_secrets(self, secrets: Mapping[str, SecretValue]) -> None:
         """Add secrets, or replace those with the same names. Their values are in no log."""
         found = inputs.to_secrets(secrets)
         if not await self._is_started():

@@ -18,6 +18,7 @@ from broker.contract import DEFAULT_TIMEOUT_SECONDS, AgentSpec, Event, MessagePo
 from broker.coordination import make_content_name
 from broker.log import ConversationProgress, LivePiece, parse_exported_event
 from broker.runtime import EventsLost, StoreUnavailable, UnknownConversation, UsageError, draw_jitter, to_millis
+from broker.secrets import SecretValue
 from deckhands.client.changing import Change
 from deckhands.client.errors import NotSettled, NotStopped
 from deckhands.client.named_directory import DirectoryNotTaken
@@ -296,10 +297,12 @@ class RemoteClient:
         answer = await self._post(conversation_id, "fork", {"at": at, "model": model, "title": title})
         return str(answer["conversation_id"])
 
-    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
+    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, SecretValue]) -> None:
         """Add secrets, or replace those with the same names."""
         if secrets:
-            await self._calls.ask("PUT", f"/conversations/{conversation_id}/secrets", body={"secrets": dict(secrets)})
+            await self._calls.ask(
+                "PUT", f"/conversations/{conversation_id}/secrets", body={"secrets": _to_json(secrets)}
+            )
 
     async def _post(self, conversation_id: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         answer = await self._calls.ask("POST", f"/conversations/{conversation_id}/{verb}", body=body)
@@ -336,3 +339,7 @@ def _progress(row: Mapping[str, Any]) -> ConversationProgress:
 
 def _add_author(by: str, reason: str) -> str:
     return ": ".join(part for part in (inputs.check_text(by, "by"), inputs.check_text(reason, "reason")) if part)
+
+
+def _to_json(secrets: Mapping[str, SecretValue]) -> dict[str, Any]:
+    return {name: value if isinstance(value, str) else value.model_dump() for name, value in secrets.items()}

@@ -29,6 +29,7 @@ from broker.contract import (
     validate_labels,
 )
 from broker.runtime import UsageError, check_conversation_id, new_conversation_id, parse_traceparent
+from broker.secrets import SecretValue
 from broker.tools import check_output_schema
 from deckhands.client.tasks.images import to_image_urls
 from deckhands.client.tasks.spec import MAX_TITLE, TaskFields, TaskSpec
@@ -162,16 +163,21 @@ def to_tool_keys(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def to_secrets(secrets: Mapping[str, str] | None) -> Mapping[str, str]:
+def to_secrets(secrets: Mapping[str, SecretValue] | None) -> Mapping[str, SecretValue]:
     """Return secrets by name; an error never contains a value.
 
     Raises:
         UsageError: they have another type.
     """
     found = {} if secrets is None else secrets
-    is_fit = isinstance(found, Mapping) and all(isinstance(part, str) for item in found.items() for part in item)
+    is_fit = isinstance(found, Mapping) and all(
+        isinstance(name, str) and isinstance(value, SecretValue) for name, value in found.items()
+    )
     if not is_fit:
-        raise UsageError("The argument secrets is not a mapping of strings.", remedy="Pass {'NAME': 'value'}.")
+        raise UsageError(
+            "The argument secrets is not a mapping of strings.",
+            remedy="Pass {'NAME': 'value'}, or a SecretReference as the value.",
+        )
     return found
 
 

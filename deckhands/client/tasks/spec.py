@@ -31,6 +31,7 @@ from broker.contract import (
     parse_git_source,
 )
 from broker.runtime import Acks, UsageError
+from broker.secrets import SecretValue
 from broker.tools import check_output_schema
 from deckhands.client.tasks.images import MAX_IMAGES, Image, ImageUrl, to_image_urls
 from deckhands.client.tasks.tasks import MAX_TASK_CHARS, to_output_spec
@@ -85,8 +86,10 @@ class TaskSpec(BaseModel):
     images: Annotated[tuple[ImageUrl, ...], Field(max_length=MAX_IMAGES)] = Field(
         default=(), description="Pictures that belong to the task: addresses, or data URLs."
     )
-    secrets: Annotated[dict[str, str], Field(max_length=MAX_SECRETS, repr=False)] = Field(
-        default_factory=dict, description="Secret values by name: commands may use them, and they are never shown."
+    secrets: Annotated[dict[str, SecretValue], Field(max_length=MAX_SECRETS, repr=False)] = Field(
+        default_factory=dict,
+        description="Secrets by name: commands may use them, and they are never shown. Each is its value, or the "
+        "operator's source where tool workers look it up.",
     )
     headless: bool = Field(default=True, description="Whether no user can be asked.")
     tenant: str = Field(
@@ -251,7 +254,7 @@ class TaskFields(TypedDict, total=False):
     workspace: Directory | None
     limits: Limits | None
     images: Sequence[Image]
-    secrets: Mapping[str, str] | None
+    secrets: Mapping[str, SecretValue] | None
     headless: bool
     tenancy: Tenancy | None
     tenant: str

@@ -10,6 +10,8 @@ from dataclasses import replace
 from broker.contract import ErrorObservation, Observation, OutcomeUnknownObservation
 from broker.log import EventLog
 from broker.runtime import IDEMPOTENCY_KEY_VARIABLE, failpoint
+from broker.secrets import SecretUnavailable
+from tool_worker.host.protocol import RECORDED, RUNNING
 from tool_worker.tools import HostRequest, find_tool
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
 from tool_worker.worker.steps.journal import NOT_RUN, log_reused_number
@@ -64,7 +66,13 @@ async def pass_variables(log: EventLog, run: ActionRun, rest: RestOfAction) -> O
     variables = {IDEMPOTENCY_KEY_VARIABLE: run.idempotency_key} if is_shell else {}
     if log.secrets is not None and (is_shell or request.tool == "acp"):
         command = request.arguments["command"]
-        variables |= await log.secrets.find_named(run.conversation_id, command, claimed=run.claim.secrets)
+        try:
+            variables |= await log.secrets.find_named(run.conversation_id, command, claimed=run.claim.secrets)
+        except SecretUnavailable:
+            status = await run.host.status(run.action.id, fingerprint=run.fingerprint)
+            if status.state not in (RECORDED, RUNNING):
+                raise
+            # An earlier worker has started it with its secrets; only its result is collected.
     if variables:
         added["env"] = variables
     if request.tool == "ipython":

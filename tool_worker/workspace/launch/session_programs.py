@@ -15,7 +15,7 @@ from pathlib import Path
 
 from broker.runtime import UsageError
 from tool_worker.host.sessions.programs import PROGRAMS, find_chromium
-from tool_worker.sandbox import CAPABILITIES, HOST_CODE, PACKAGE_ROOT, DockerSandbox
+from tool_worker.sandbox import HOST_CODE, PACKAGE_ROOT, DockerSandbox, find_capabilities
 
 PACKAGE = PACKAGE_ROOT / "tool_worker"
 
@@ -50,7 +50,8 @@ def find_session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: 
         return SessionPrograms()
     started = f"{DockerSandbox.code_root}/tool_worker/host/sessions/image_start.py"
     in_containers = {pool: ["python3", "-s", "-P", started, pool] for pool in chosen}
-    if sandbox in CAPABILITIES and CAPABILITIES[sandbox].runs_images:
+    capabilities = find_capabilities(sandbox)
+    if capabilities is not None and capabilities.runs_images:
         return SessionPrograms(in_containers=in_containers)
     commands: dict[str, Sequence[str]] = {}
     # The parent package must be shown, too; otherwise another package of that name could replace it.

@@ -14,7 +14,6 @@ from tool_worker.sandbox import (
     AUTO,
     PACKAGE_ROOT,
     ContainerSettings,
-    DockerSandbox,
     Sandbox,
     find_sandbox,
     make_sandboxes,
@@ -68,8 +67,7 @@ class VerifiedSandboxes:
 
     def _verify(self, name: str) -> Sandbox:
         sandbox = find_sandbox(name, self._files, self._containers)
-        if isinstance(sandbox, DockerSandbox):
-            sandbox.remove_dead(self._root, lambda conversation_id: HostFolder(self._root, conversation_id).is_alive)
+        sandbox.remove_dead(self._root, lambda conversation_id: HostFolder(self._root, conversation_id).is_alive)
         if sandbox.capabilities.confines_programs:
             require_safe(run_self_test(sandbox))
         elif self._demanded != sandbox.name:
