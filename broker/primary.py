@@ -7,7 +7,7 @@ A server asks before it starts: it may have been the primary once, and be replac
 of the primary, Sentinels must not promote it, so it starts with `replica-priority 0`. The URLs hold passwords, so they
 are not arguments, which every program of the machine can read.
 
-Holds: the answer of the latest fail-over counts, of a majority of the Sentinels. Both commands wait as long as it takes.
+Holds: the answer of the latest fail-over counts, of a majority of the Sentinels. Both commands wait as long as needed.
 """
 
 from __future__ import annotations

@@ -239,6 +239,7 @@ OF_OTHERS = {
     "jobs": (*OF_ANOTHER_ROLE, "LPUSH deckhands.tool x", "LPUSH deckhands.controller x", "HGET deckhands:beat:x meta"),
     "beat": (*OF_ANOTHER_ROLE, "RPOP deckhands.jobs", "LPUSH deckhands.tool x", "LRANGE deckhands.jobs 0 -1"),
     "ingress": ("PUBLISH /0.celery.pidbox {}", "SUBSCRIBE /0.celeryev/worker.online", "FLUSHALL", "CONFIG GET dir"),
+    "metrics": (*OF_ANOTHER_ROLE, "LPUSH deckhands x", "RPOP deckhands", "SET deckhands:beat::lock x", "GET deckhands"),
     "flower": ("LPUSH deckhands x", "RPOP deckhands", "LRANGE deckhands 0 -1", "GET celery-task-meta-x", "SET other 1"),
 }
 """What the users of roles may not do in Celery's broker."""
@@ -248,6 +249,22 @@ async def test_each_role_has_the_broker_for_its_own_work_only(tmp_path: Path, pr
     async with serving("queue", tmp_path / "queue", programs) as queue:
         allowed = {role: await allowed_of(commands, queue.role(role)) for role, commands in OF_OTHERS.items()}
     assert allowed == {role: [] for role in OF_OTHERS}
+
+
+async def test_metrics_are_whole_with_the_rights_of_their_users(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with (
+        serving("log", tmp_path / "log", programs) as log,
+        serving("queue", tmp_path / "queue", programs) as queue,
+    ):
+        admin = await open_store(log.admin)
+        await admin.aclose()
+        environment = {**os.environ, "DECKHANDS_URL": log.role("metrics"), "DECKHANDS_CELERY_URL": queue.role("metrics")}
+        command = [sys.executable, "-m", "deckhands", "metrics", "--once"]
+        shown = await asyncio.to_thread(
+            subprocess.run, command, env=environment, capture_output=True, text=True, check=True
+        )
+    assert "deckhands_scrape_failures 0.0" in shown.stdout
+    assert 'deckhands_queue_entries{queue="celery_ingress",standing="waiting"} 0.0' in shown.stdout
 
 
 async def test_producer_may_only_add_to_inbox_and_read_replies(tmp_path: Path, programs: dict[str, str]) -> None:

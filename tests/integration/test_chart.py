@@ -58,16 +58,15 @@ OPTIONS: dict[str, list[str]] = {
 OTHERS = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 """Kinds of other projects, whose schemas are not Kubernetes' own."""
 KEYS = {"SECRET_KEY", "MASTER_KEYS"}
-QUEUE = {"QUEUE_PASSWORD"}
 MAY_READ: dict[str, set[str]] = {
-    "controller": {"CONTROLLER_PASSWORD", "LLM_API_KEY", *QUEUE, *KEYS},
-    "tools": {"TOOL_PASSWORD", *QUEUE, *KEYS},
-    "ingress": {"INGRESS_PASSWORD", *QUEUE, *KEYS},
-    "jobs": {"JOBS_PASSWORD", *QUEUE, *KEYS},
-    "beat": QUEUE,
+    "controller": {"CONTROLLER_PASSWORD", "LLM_API_KEY", *KEYS},
+    "tools": {"TOOL_PASSWORD", *KEYS},
+    "ingress": {"INGRESS_PASSWORD", *KEYS},
+    "jobs": {"JOBS_PASSWORD", *KEYS},
+    "beat": {"BEAT_PASSWORD"},
     "gateway": {"GATEWAY_PASSWORD", *KEYS},
-    "metrics": {"METRICS_PASSWORD", "METRICS_TOKEN", *QUEUE},
-    "flower": {"FLOWER_PASSWORD", *QUEUE},
+    "metrics": {"METRICS_PASSWORD", "METRICS_TOKEN"},
+    "flower": {"FLOWER_PASSWORD"},
     "cli": {"OPERATOR_PASSWORD", *KEYS},
     "setup": {"ADMIN_PASSWORD", *KEYS},
 }

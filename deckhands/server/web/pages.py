@@ -40,7 +40,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 @cache
 def files() -> Mapping[str, tuple[bytes, bytes]]:
     """Return the files by path, each with its media type."""
-    found = {}
+    found: dict[str, tuple[bytes, bytes]] = {}
     page = resources.files("deckhands.server.web").joinpath("page")
     for folder, prefix in ((page, FOLDER), (page.joinpath("vendored"), f"{FOLDER}vendored/")):
         for file in folder.iterdir():
@@ -49,8 +49,8 @@ def files() -> Mapping[str, tuple[bytes, bytes]]:
             if kind is not None:
                 path = START if name == "index.html" else f"{prefix}{name}"
                 found[path] = (file.read_bytes(), f"{kind}; charset=utf-8".encode())
-    index, kind = found[START]
-    found[START] = (index.replace(PRELOADS, _render_preloads(found)), kind)
+    index, media_type = found[START]
+    found[START] = (index.replace(PRELOADS, _render_preloads(found)), media_type)
     return found
 
 

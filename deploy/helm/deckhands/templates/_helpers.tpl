@@ -72,11 +72,12 @@ redis://{{ $login }}@{{ include "deckhands.name" $root }}-{{ $part }}:6379/0
   value: {{ $root.Values.store.acks }}
 {{- end }}
 
-{{/* The variables of a role that reaches Celery's broker. */}}
+{{/* The address of Celery's broker for a role, as a user of its own, whose password stands above: (list $ "tool") */}}
 {{- define "deckhands.queueEnv" -}}
-{{ include "deckhands.secretEnv" (list . "QUEUE_PASSWORD") }}
+{{- $root := index . 0 -}}
+{{- $user := index . 1 -}}
 - name: DECKHANDS_CELERY_URL
-  value: {{ include "deckhands.url" (list . "queue" ":$(QUEUE_PASSWORD)") | quote }}
+  value: {{ include "deckhands.url" (list $root "queue" (printf "%s:$(%s_PASSWORD)" $user (upper $user))) | quote }}
 {{- end }}
 
 {{/* Keys of roles that read or write what is encrypted. */}}
