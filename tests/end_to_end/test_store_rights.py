@@ -258,7 +258,11 @@ async def test_metrics_are_whole_with_the_rights_of_their_users(tmp_path: Path, 
     ):
         admin = await open_store(log.admin)
         await admin.aclose()
-        environment = {**os.environ, "DECKHANDS_URL": log.role("metrics"), "DECKHANDS_CELERY_URL": queue.role("metrics")}
+        environment = {
+            **os.environ,
+            "DECKHANDS_URL": log.role("metrics"),
+            "DECKHANDS_CELERY_URL": queue.role("metrics"),
+        }
         command = [sys.executable, "-m", "deckhands", "metrics", "--once"]
         shown = await asyncio.to_thread(
             subprocess.run, command, env=environment, capture_output=True, text=True, check=True
