@@ -74,6 +74,8 @@ export function Timeline({ items, events, onOpen }) {
 }
 
 /** Show a plot over the steps. `series` are [name, values, unit]. */
+const WHOLE_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000];
+
 function Plot({ title, steps, series, show }) {
   const place = useRef(null);
   useEffect(() => {
@@ -83,8 +85,8 @@ function Plot({ title, steps, series, show }) {
       if (isGone) return;
       const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name).trim();
       const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
-      plot = new UPlot({ ...size(), scales: { x: { time: false } }, legend: { live: true },
-        axes: [{ ...axis, label: "Step" }, { ...axis, size: 70, values: (_plot, values) => values.map(show) }],
+      plot = new UPlot({ ...size(), scales: { x: { time: false }, y: { range: (_plot, _least, most) => [0, most || 1] } }, legend: { live: true },
+        axes: [{ ...axis, label: "Step", incrs: WHOLE_STEPS }, { ...axis, size: 70, values: (_plot, values) => values.map(show) }],
         series: [{ label: "Step" }, ...series.map(([label, , name]) => ({ label, stroke: colour(name), width: 2, fill: series.length === 1 ? `${colour(name)}22` : undefined, value: (_plot, value) => value === null ? "–" : show(value) }))] },
       [steps, ...series.map(([, values]) => values)], node);
       observer = new ResizeObserver(() => requestAnimationFrame(() => { if (!isGone) plot.setSize(size()); }));
