@@ -21,10 +21,10 @@ from broker.store import Connection, ShardKeys, connect
 
 HEALTHY, LAPSED, UNKNOWN = 0, 1, 3
 WORKER_ROLES = ("controller", "tool", "ingress", "jobs")
-STORE_ROLE, BEAT_ROLE = "store", "beat"
+STORE_ROLE, MEMBER_ROLE, BEAT_ROLE = "store", "member", "beat"
 BEAT_LOCK = "deckhands:beat::lock"
 """In Celery's broker: held by the beat that sends; see `deckhands.operations.jobs.celery_app`."""
-ROLES = (*WORKER_ROLES, BEAT_ROLE, STORE_ROLE)
+ROLES = (*WORKER_ROLES, BEAT_ROLE, STORE_ROLE, MEMBER_ROLE)
 REPLY_LIMIT_SECONDS = 3.0
 
 
@@ -73,6 +73,21 @@ async def check_store(connection: Connection) -> HealthStatus:
     return HealthStatus(HEALTHY, "The store serves.")
 
 
+async def check_member(connection: Connection) -> HealthStatus:
+    """Check that one server of several is the primary, or a replica that Sentinels may promote.
+
+    Raises:
+        StoreError: it does not answer, or refuses.
+    """
+    lines = (await connection.call("INFO", "replication")).decode().split("\r\n")
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    if facts.get("role") == "master":
+        return HealthStatus(HEALTHY, "The server is the primary.")
+    if facts.get("master_link_status") == "up" and facts.get("slave_priority") != "0":
+        return HealthStatus(HEALTHY, "The server is a replica that follows the primary.")
+    return HealthStatus(LAPSED, "The server is a replica without all data of the primary.")
+
+
 async def check_beat(connection: Connection) -> HealthStatus:
     """Check in Celery's broker whether a beat is active. Of several beats, any one will do.
 
@@ -88,7 +103,7 @@ async def check(role: str, url: str) -> HealthStatus:
     """Check a worker of this host, or the store. Store errors are part of the verdict.
 
     Args:
-        role: `controller`, `tool`, `ingress`, `jobs`, `beat` or `store`.
+        role: one of `ROLES`.
         url: the store, as in `DECKHANDS_URL`; for a beat, Celery's broker.
     """
     assert role in ROLES
@@ -97,6 +112,8 @@ async def check(role: str, url: str) -> HealthStatus:
         connection = connect(url, reply_timeout_seconds=REPLY_LIMIT_SECONDS)
         if role == STORE_ROLE:
             return await check_store(connection)
+        if role == MEMBER_ROLE:
+            return await check_member(connection)
         return await (check_beat(connection) if role == BEAT_ROLE else check_worker(connection, role))
     except DeckhandsError as error:
         return HealthStatus(UNKNOWN, str(error))
@@ -108,7 +125,7 @@ async def check(role: str, url: str) -> HealthStatus:
 def main(arguments: Sequence[str]) -> int:
     """Check the given role, print the result on standard output, and return the exit status."""
     if len(arguments) != 1 or arguments[0] not in ROLES:
-        verdict = HealthStatus(UNKNOWN, "Usage: python -m broker.health controller|tool|ingress|jobs|beat|store")
+        verdict = HealthStatus(UNKNOWN, "Usage: python -m broker.health controller|tool|ingress|jobs|beat|store|member")
     else:
         try:
             settings = BrokerSettings.from_env()

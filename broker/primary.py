@@ -1,13 +1,19 @@
 """What `deploy/serve-valkey` needs to start one server of several, of which Sentinels choose the primary.
 
-    python -m broker.primary               prints host and port of the primary, as the Sentinels of $SENTINEL_URL say
-    python -m broker.primary --candidate   makes the server at $SERVER_URL a candidate, once it has all data
+    python -m broker.primary HOST PORT MS  prints what the server at this address has to be: `primary`, or `replica HOST
+                                           PORT`; MS is the time after which Sentinels replace a silent primary
+    python -m broker.primary --candidate   makes the server a candidate, once it has all data
 
-A server asks before it starts: it may have been the primary once, and be replaced since. Until it has copied the data
-of the primary, Sentinels must not promote it, so it starts with `replica-priority 0`. The URLs hold passwords, so they
-are not arguments, which every program of the machine can read.
+A server asks before it starts: it may have been the primary once, and be replaced since. The URL of the Sentinels, or
+of the server, stands on standard input: it holds a password, and every program of the machine can read arguments.
 
-Holds: the answer of the latest fail-over counts, of a majority of the Sentinels. Both commands wait as long as needed.
+Holds:
+- The answer of the latest fail-over counts, of a majority of the Sentinels, and none while a fail-over is in progress.
+- A server without data does not start as the primary of a group that has data: the others would copy nothing.
+- A primary that returns waits until the Sentinels would have replaced it: replicas may have writes that its file lacks.
+- Sentinels promote a replica only after it has copied the data of the primary: it starts with `replica-priority 0`.
+
+Both commands wait as long as needed.
 """
 
 from __future__ import annotations
@@ -15,22 +21,25 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import redis
 
 from broker.runtime import DeckhandsError
-from broker.store import SentinelUrl, find_latest_primary
+from broker.store import NamedPrimary, SentinelUrl, find_latest_primary
 
 RETRY_SECONDS = 1.0
+FAIL_OVER_SECONDS = 3.0
+"""How long Sentinels may take to promote a replica after they have found that the primary is down."""
 PRIORITY = 100
 """The default of servers."""
-USAGE = "Usage: python -m broker.primary [--candidate], with SENTINEL_URL=redis+sentinel://… or SERVER_URL=redis://…\n"
+DATA = "appendonlydir"
+USAGE = "Usage: python -m broker.primary HOST PORT MS|--candidate, with a URL on standard input\n"
 
 
-async def wait_for_primary(url: SentinelUrl) -> tuple[str, int]:
-    """Return host and port of the primary, as soon as a majority of the Sentinels names one."""
+async def wait_for_primary(url: SentinelUrl) -> NamedPrimary:
+    """Return the primary, as soon as a majority of the Sentinels names one."""
     last = ""
     while True:
         try:
@@ -42,7 +51,30 @@ async def wait_for_primary(url: SentinelUrl) -> tuple[str, int]:
         await asyncio.sleep(RETRY_SECONDS)
 
 
-def make_candidate(url: str) -> None:
+async def choose_role(url: SentinelUrl, own: tuple[str, int], *, has_data: bool, down_after_seconds: float) -> str:
+    """Return what a server has to be: `primary`, or `replica HOST PORT`.
+
+    Args:
+        own: the server's address, as the Sentinels know it.
+        has_data: it has an append-only file.
+        down_after_seconds: how long a primary may be silent before the Sentinels replace it.
+    """
+    named = await wait_for_primary(url)
+    if named.address == own and named.has_history:
+        await asyncio.sleep(down_after_seconds + FAIL_OVER_SECONDS)
+        named = await wait_for_primary(url)
+    if named.address == own and named.has_history and not has_data:
+        sys.stderr.write(
+            "The Sentinels name this server as the primary, and it has no data. Bring its volume back, or choose "
+            "another server, see docs/kubernetes.md. Waiting.\n"
+        )
+        while named.address == own:
+            await asyncio.sleep(RETRY_SECONDS)
+            named = await wait_for_primary(url)
+    return "primary" if named.address == own else f"replica {named.address[0]} {named.address[1]}"
+
+
+async def make_candidate(url: str) -> None:
     """Let Sentinels promote a server, as soon as it has copied the data of its primary or is the primary.
 
     The server is the parent of this process; without it, there is nothing to wait for.
@@ -57,20 +89,25 @@ def make_candidate(url: str) -> None:
                     return
         except redis.RedisError:
             pass  # it starts, or loads its data
-        time.sleep(RETRY_SECONDS)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Do what the arguments say, and return the exit status: 2 if the command is used in another way."""
+    url = sys.stdin.readline().strip()
     try:
         match list(arguments):
             case ["--candidate"]:
-                make_candidate(os.environ["SERVER_URL"])
+                asyncio.run(make_candidate(url))
                 return 0
-            case []:
-                sentinels = SentinelUrl.parse(os.environ["SENTINEL_URL"])
-                host, port = asyncio.run(wait_for_primary(sentinels))
-                sys.stdout.write(f"{host} {port}\n")
+            case [host, port, milliseconds]:
+                role = choose_role(
+                    SentinelUrl.parse(url),
+                    (host, int(port)),
+                    has_data=Path(DATA).is_dir(),
+                    down_after_seconds=int(milliseconds) / 1000,
+                )
+                sys.stdout.write(f"{asyncio.run(role)}\n")
                 return 0
     except (ValueError, KeyError):
         pass

@@ -149,6 +149,9 @@ def test_yaml_is_what_its_reader_takes(block: Block) -> None:
             assert set(service["networks"]) <= set(COMPOSE["networks"])
     elif "scrape_configs" in content:
         assert content["scrape_configs"][0]["static_configs"][0]["targets"] == [f"127.0.0.1:{DEFAULT_PORT}"]
+    elif block.page == "docs/kubernetes.md":
+        schema = json.loads((ROOT / "deploy" / "helm" / "deckhands" / "values.schema.json").read_text())
+        jsonschema_rs.validate(schema, content)
     else:
         _, _, script = content["livenessProbe"]["exec"]["command"]
         assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0

@@ -246,7 +246,7 @@ def _fill(
 
     def part(found: re.Match[str]) -> str:
         text = parts[found[1]]
-        if not text or (found[1] == "tenant" and text in (".", "..")):
+        if not text or (found[1] == "tenant" and text[0] in ".-"):  # another folder, or an option of a program
             raise SecretUnavailable(
                 f"the source {spec.name} needs a {found[1]}.",
                 remedy="Write SOURCE:PATH#FIELD." if found[1] != "tenant" else "Name the task's tenant.",
@@ -303,10 +303,9 @@ async def _run(spec: SecretSourceSpec, arguments: list[str], environment: Mappin
             )
         code = await program.wait()
     finally:
-        if program.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)
-            await asyncio.shield(program.wait())
+        with suppress(ProcessLookupError):  # its children, too, which may hold its output open
+            os.killpg(program.pid, signal.SIGKILL)
+        await asyncio.shield(program.wait())
     if code:
         raise SecretUnavailable(f"the program of the source {spec.name} ended with code {code}.")
     return _decode(spec, bytes(answer))

@@ -21,8 +21,9 @@ from broker.contract.tool_specs import MAX_SCHEMA_CHARS, OBJECT_SCHEMA, ToolOffe
 from broker.contract.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
-SANDBOX_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
 """The pattern of names of tenants, experiments, users and projects."""
+SANDBOX_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
+"""The pattern of names of sandboxes."""
 LABEL_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 """The pattern of an operator's label of a node."""
 MAX_LABELS = 16

@@ -39,7 +39,7 @@ class SecretReference(BaseModel):
 
     source: Annotated[str, Field(pattern=SOURCE_PATTERN, examples=["vault"])]
     path: Annotated[str, Field(pattern=PATH_PATTERN, max_length=500, examples=["team/api"])] = ""
-    field: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,200}$", examples=["token"])] = ""
+    field: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,199})?$", examples=["token"])] = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -6,7 +6,7 @@ from .connection import WRONG_TYPE_PREFIX as WRONG_TYPE_PREFIX, Argument as Argu
 from .connection import MultiplexedConnection as MultiplexedConnection, check_reply as check_reply
 from .connection import decode_fields as decode_fields
 from .sentinel import SentinelUrl as SentinelUrl, is_sentinel_url as is_sentinel_url
-from .sentinel import find_latest_primary as find_latest_primary
+from .sentinel import NamedPrimary as NamedPrimary, find_latest_primary as find_latest_primary
 from .server_control import close_connections as close_connections, replace_primary as replace_primary
 from .routing import find_command_slot as find_command_slot, find_slot as find_slot, is_cluster_url as is_cluster_url
 from .server_checks import APPEND_ONLY_REMEDY as APPEND_ONLY_REMEDY, describe_volatility as describe_volatility

@@ -145,31 +145,51 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
     )
 
 
-async def find_latest_primary(url: SentinelUrl, context: ssl.SSLContext | None = None) -> Host:
+@dataclass(frozen=True, slots=True)
+class NamedPrimary:
+    """The primary that a majority of the Sentinels names.
+
+    Attributes:
+        address: its host and port.
+        has_history: it has had replicas or was promoted, so the group has data.
+    """
+
+    address: Host
+    has_history: bool
+
+
+async def find_latest_primary(url: SentinelUrl, context: ssl.SSLContext | None = None) -> NamedPrimary:
     """Return the primary of the latest fail-over that a majority of the Sentinels knows.
 
     One that has just started may name a primary that was replaced while it was away.
 
     Raises:
-        StoreUnavailable: no majority answers and knows a primary of this name.
+        StoreUnavailable: no majority answers and knows a primary of this name, or a fail-over is in progress.
     """
     found: list[tuple[int, Host]] = []
     causes = []
+    has_history = False
     for sentinel in url.sentinels:
         try:
             async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
                 facts = await link.call("SENTINEL", "MASTER", url.service)
+                # Until a fail-over has ended, the facts of the Sentinel that leads it name the old address.
+                host, port = await link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.service)
         except (OSError, TimeoutError, StoreMisconfigured) as error:
             causes.append(f"{sentinel[0]}:{sentinel[1]}: {str(error) or type(error).__name__}")
-        else:
-            named = dict(zip(facts[::2], facts[1::2], strict=False))
-            found.append((int(named[b"config-epoch"]), (named[b"ip"].decode(), int(named[b"port"]))))
+            continue
+        named = dict(zip(facts[::2], facts[1::2], strict=False))
+        epoch = int(named[b"config-epoch"])
+        if b"failover_in_progress" in named[b"flags"].split(b","):
+            raise StoreUnavailable(f"A fail-over of {url.service} is in progress.", remedy="Wait for its end.")
+        has_history |= epoch > 0 or int(named[b"num-slaves"]) > 0
+        found.append((epoch, (host.decode(), int(port))))
     if len(found) <= len(url.sentinels) // 2:
         raise StoreUnavailable(
             f"{len(found)} of {len(url.sentinels)} Sentinels name a primary of {url.service} ({'; '.join(causes)}).",
             remedy="Start more of the Sentinels.",
         )
-    return max(found)[1]
+    return NamedPrimary(max(found)[1], has_history)
 
 
 async def order_fail_over(url: SentinelUrl, context: ssl.SSLContext | None = None) -> None:

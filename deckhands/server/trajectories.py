@@ -35,12 +35,12 @@ class ShownSegment(BaseModel):
         reason: why it does not continue the segment before; empty for the first.
     """
 
-    tokens: list[int]
-    mask: list[int]
-    logprobs: list[float | None]
-    versions: list[int]
+    tokens: list[int] = Field(examples=[[9906, 0, 42]])
+    mask: list[int] = Field(examples=[[0, 0, 1]])
+    logprobs: list[float | None] = Field(examples=[[0.0, 0.0, -0.25]])
+    versions: list[int] = Field(examples=[[-1, -1, 3]])
     replies: list[ShownSegmentReply]
-    reason: str
+    reason: str = Field(examples=[""])
 
 
 class ShownTrajectory(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -9,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from broker.health import HEALTHY, check
+from broker.primary import wait_for_primary
 from broker.runtime import DeckhandsError, StoreMisconfigured
-from broker.store import SentinelUrl, find_latest_primary
+from broker.store import SentinelUrl
 from broker.store.connection import MultiplexedConnection
 from broker.store.sentinel import find_primary, order_fail_over
 from tests.polling import until
 from tests.sentinels import find_port
 from tests.served_stores import ADMIN, PASSWORDS, SERVE_VALKEY, environment_with
 
-REPLICATION, CLIENT = "replication-0123456", "client-0123456789"
+REPLICATION, CLIENT, SENTINELS = "replication-0123456", "client-0123456789", "sentinels-0123456"
 LIMIT_SECONDS = 90.0
 
 
@@ -32,15 +35,17 @@ class Pod:
 
     def __init__(self, folder: Path, programs: dict[str, str], port: int, sentinel_port: int) -> None:
         self.folder, self.programs, self.port, self.sentinel_port = folder, programs, port, sentinel_port
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir()
 
-    def start(self, pods: list[Pod]) -> None:
+    def start(self, pods: list[Pod], *purposes: str, chosen: str = "") -> None:
+        """Start the server and its Sentinel, or one of them."""
         environment = {
             **self.programs,
             **PASSWORDS,
             "REPLICATION_PASSWORD": REPLICATION,
             "SENTINEL_PASSWORD": CLIENT,
+            "SENTINEL_ADMIN_PASSWORD": SENTINELS,
             "SENTINELS": ",".join(f"127.0.0.1:{pod.sentinel_port}" for pod in pods),
             "ANNOUNCE": "127.0.0.1",
             "FIRST": f"127.0.0.1:{pods[0].port}",
@@ -48,17 +53,20 @@ class Pod:
             "SENTINEL_PORT": str(self.sentinel_port),
             "DOWN_AFTER_MS": "1000",
         }
-        for purpose in ("sentinel", "log"):
+        for purpose in purposes or ("sentinel", "log"):
             with (self.folder / f"{purpose}.txt").open("ab") as log:
-                self.processes.append(
-                    subprocess.Popen([SERVE_VALKEY, purpose], env=environment, cwd=self.folder, stdout=log, stderr=log)
+                self.processes[purpose] = subprocess.Popen(
+                    [SERVE_VALKEY, purpose], env=environment, cwd=self.folder, stdout=log, stderr=log
                 )
 
-    def kill(self) -> None:
-        for process in self.processes:
+    def kill(self, *purposes: str) -> None:
+        for purpose in purposes or tuple(self.processes):
+            process = self.processes.pop(purpose)
             process.kill()
             process.wait()
-        self.processes.clear()
+
+    def lose_data(self) -> None:
+        shutil.rmtree(self.folder / "appendonlydir")
 
 
 class Pods:
@@ -72,7 +80,8 @@ class Pods:
         return f"redis+sentinel://{login}@{hosts}/deckhands?sentinel_username=client&sentinel_password={CLIENT}"
 
     async def find_primary(self) -> Pod:
-        host, port = await find_latest_primary(SentinelUrl.parse(self.url("")))
+        """Return the primary after a fail-over that is in progress."""
+        host, port = (await wait_for_primary(SentinelUrl.parse(self.url("")))).address
         assert host == "127.0.0.1"
         return next(pod for pod in self.pods if pod.port == port)
 
@@ -161,6 +170,59 @@ async def test_replaced_primary_serves_nothing_when_all_restart(pods: Pods) -> N
     await until(lambda: pods.have_all("second"), limit=LIMIT_SECONDS)
 
 
+async def test_primary_that_has_lost_its_data_returns_as_a_replica(pods: Pods) -> None:
+    await written(pods, "first")
+    primary = await pods.find_primary()
+    primary.kill("log")
+    primary.lose_data()
+    primary.start(pods.pods, "log")  # at once: no Sentinel has missed it yet
+    await until(lambda: pods.set("second"), limit=LIMIT_SECONDS)
+    await until(lambda: pods.have_all("second"), limit=LIMIT_SECONDS)
+    assert await pods.find_primary() is not primary
+
+
+async def test_empty_primary_waits_until_another_server_is_chosen(pods: Pods) -> None:
+    await written(pods, "first")
+    primary = await pods.find_primary()
+    for pod in pods.pods:
+        pod.kill()
+    primary.lose_data()
+    for pod in pods.pods:
+        pod.start(pods.pods)
+    log = primary.folder / "log.txt"
+    await until(lambda: "it has no data" in log.read_text(), limit=LIMIT_SECONDS)
+    assert not await pods.set("of an empty store")
+
+    for pod in pods.pods:
+        pod.kill()
+    keeper = next(pod for pod in pods.pods if pod is not primary)
+    for pod in pods.pods:
+        pod.start(pods.pods, chosen=f"127.0.0.1:{keeper.port}")
+    await until(lambda: pods.have_all("first"), limit=LIMIT_SECONDS)
+
+
+async def test_member_is_ready_once_it_has_all_data(pods: Pods) -> None:
+    await written(pods, "first")
+    for pod in pods.pods:
+        url = f"redis://metrics:{PASSWORDS['METRICS_PASSWORD']}@127.0.0.1:{pod.port}/0"
+
+        async def is_ready(url: str = url) -> bool:
+            return (await check("member", url)).exit_status == HEALTHY
+
+        await until(is_ready, limit=LIMIT_SECONDS)
+    followers = [pod for pod in pods.pods if pod is not await pods.find_primary()]
+    for pod in pods.pods:
+        if pod not in followers:
+            pod.kill()
+    unready = f"redis://metrics:{PASSWORDS['METRICS_PASSWORD']}@127.0.0.1:{followers[0].port}/0"
+    followers[1].kill()  # so that no fail-over is possible
+    await until(lambda: is_not_ready(unready), limit=LIMIT_SECONDS)
+
+
+async def is_not_ready(url: str) -> bool:
+    return (await check("member", url)).exit_status != HEALTHY
+
+
 async def test_clients_may_not_order_a_fail_over(pods: Pods) -> None:
     await written(pods, "first")
     with pytest.raises(StoreMisconfigured, match="NOPERM"):
@@ -173,6 +235,7 @@ async def test_clients_may_not_order_a_fail_over(pods: Pods) -> None:
         ("sentinel", {"SENTINEL_PASSWORD": ""}, "set SENTINEL_PASSWORD; there is no default password"),
         ("sentinel", {"FIRST": "store-0"}, "set FIRST to HOST:PORT of the first primary"),
         ("sentinel", {"ANNOUNCE": ""}, "set ANNOUNCE to the host by which the other Sentinels reach this one"),
+        ("sentinel", {"SENTINEL_ADMIN_PASSWORD": ""}, "set SENTINEL_ADMIN_PASSWORD; there is no default password"),
         ("log", {"ANNOUNCE": ""}, "set ANNOUNCE to the host by which the other servers reach this one"),
         ("log", {"REPLICATION_PASSWORD": ""}, "set REPLICATION_PASSWORD; there is no default password"),
     ],
@@ -185,6 +248,7 @@ def test_missing_setting_of_a_replicated_server_is_named(
         **PASSWORDS,
         "REPLICATION_PASSWORD": REPLICATION,
         "SENTINEL_PASSWORD": CLIENT,
+        "SENTINEL_ADMIN_PASSWORD": SENTINELS,
         "SENTINELS": "127.0.0.1:1",
         "ANNOUNCE": "127.0.0.1",
         "FIRST": "127.0.0.1:2",

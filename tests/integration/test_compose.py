@@ -143,7 +143,7 @@ def test_ingress_logs_in_as_itself_and_reaches_only_servers() -> None:
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
     assert known == {
         "store": set(PASSWORDS) - {"QUEUE_PASSWORD", "FLOWER_PASSWORD", "BEAT_PASSWORD"},
-        "queue": set(PASSWORDS) - {"ADMIN_PASSWORD", "OPERATOR_PASSWORD", "GATEWAY_PASSWORD", "METRICS_PASSWORD"},
+        "queue": set(PASSWORDS) - {"ADMIN_PASSWORD", "OPERATOR_PASSWORD", "GATEWAY_PASSWORD"},
     }
 
 

@@ -77,7 +77,7 @@ async def test_the_command_answers_with_its_exit_status(valkey_server: RealServe
         LAPSED,
         "No controller worker of this host is known to the store.\n",
     )
-    usage = "Usage: python -m broker.health controller|tool|ingress|jobs|beat|store\n"
+    usage = "Usage: python -m broker.health controller|tool|ingress|jobs|beat|store|member\n"
     assert await _command("worker", DECKHANDS_URL=valkey_server.url) == (UNKNOWN, usage)
     status, said = await _command("store", DECKHANDS_SHARDS="many")
     assert (status, said) == (UNKNOWN, "DECKHANDS_SHARDS is 'many'. It must be a number.\n")

@@ -472,7 +472,7 @@ async def test_what_no_owner_dispatched_is_not_run(world: World, what: str) -> N
     assert [event.cause for event in await world.observations()] == [ACTION]
 
 
-async def test_action_for_any_node_of_a_pool_runs_in_no_other_pool(world: World) -> None:
+async def test_action_of_a_pool_runs_in_no_other_pool(world: World) -> None:
     ownership = await claim(world.controller, "w1")
     await world.log.append_as_owner(ownership, [command("ls")], expected_last_id=1)
     entry = await world.log.load_entry(CID, ACTION)

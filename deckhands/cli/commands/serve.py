@@ -172,10 +172,11 @@ def up(options: UpOptions) -> None:
         note("DECKHANDS_URL names another store: commands that have this variable use that one, and not this cluster.")
     if options.web:
         require_server()
-        _require_free_port(options.web_port, "--web-port")
-    if options.port is not None:
-        _require_free_port(options.port, "--port")
     with supervise(home.cluster, "A cluster"):
+        if options.web:
+            _require_free_port(options.web_port, "--web-port")
+        if options.port is not None:
+            _require_free_port(options.port, "--port")
         asyncio.run(_run_cluster(home, spec, settings, options))
 
 

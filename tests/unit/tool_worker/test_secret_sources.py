@@ -179,6 +179,12 @@ def test_path_that_leaves_its_source_is_refused(path: str) -> None:
         SecretReference(source="vault", path=path)
 
 
+@pytest.mark.parametrize("field", ["..", ".", "-n", "a/b"])
+def test_field_that_leaves_its_source_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match="field"):
+        SecretReference(source="vault", path="a", field=field)
+
+
 def program(tmp_path: Path, source: str) -> tuple[str, ...]:
     file = tmp_path / "program.py"
     file.write_text(source)

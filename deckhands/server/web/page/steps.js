@@ -24,7 +24,7 @@ export const NAMES = {
 };
 export const nameOf = (event) => NAMES[event.kind] || event.kind.replace(/^(action|observation|conversation|model)\./, "").replaceAll("_", " ").replace(/^./, (letter) => letter.toUpperCase());
 
-/** Return how a call ended: its class and its words; `isOver` says that the conversation has gone on or rests. */
+/** Return how a call ended: its class and its words; `isOver` says that the conversation has continued or rests. */
 export function outcomeOf(part, isOver) {
   const { action, results } = part, last = results.findLast((one) => one.kind === "observation.run") || results.at(-1);
   if (results.some((one) => one.kind === "observation.user_rejected") || action.confirmation_state === "rejected") return ["bad", "rejected, not run"];

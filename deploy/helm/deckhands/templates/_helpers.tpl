@@ -57,7 +57,7 @@ redis://{{ $login }}@{{ include "deckhands.name" $root }}-{{ $part }}:6379/0
 {{- end -}}
 {{- end }}
 
-{{/* The variables of a role that reaches the store as a user of its own: (list $ "tool") */}}
+{{/* The variables of a role that reaches the store as its own user: (list $ "tool") */}}
 {{- define "deckhands.storeEnv" -}}
 {{- $root := index . 0 -}}
 {{- $user := index . 1 -}}
@@ -72,7 +72,7 @@ redis://{{ $login }}@{{ include "deckhands.name" $root }}-{{ $part }}:6379/0
   value: {{ $root.Values.store.acks }}
 {{- end }}
 
-{{/* The address of Celery's broker for a role, as a user of its own, whose password stands above: (list $ "tool") */}}
+{{/* The address of Celery's broker for a role, as its own user, whose password stands above: (list $ "tool") */}}
 {{- define "deckhands.queueEnv" -}}
 {{- $root := index . 0 -}}
 {{- $user := index . 1 -}}
@@ -156,4 +156,6 @@ topologySpreadConstraints:
   value: {{ include "deckhands.sentinels" (list $root $part) }}
 - name: SERVICE
   value: {{ $part }}
+- name: DOWN_AFTER_MS
+  value: {{ $root.Values.store.downAfterMilliseconds | quote }}
 {{- end }}

@@ -96,7 +96,8 @@ KINDS_WITH: dict[str, tuple[Callable[[type[Event]], bool], str]] = {
         lambda kind: not kind.counts_for_loops,
         (
             "action.change_agent_state action.condensation_request action.execute action.loop_recovery action.null "
-            "conversation.confirmation_reminder conversation.operator_acted observation.agent_state_changed "
+            "conversation.confirmation_reminder conversation.operator_acted conversation.party_stopped "
+            "model.segment_started observation.agent_state_changed "
             "observation.execute observation.interrupted observation.mcp_question observation.null observation.rolled_back"
         ),
     ),

@@ -89,7 +89,7 @@ async def test_a_deleted_stream_is_no_demotion(tmp_path: Path) -> None:
     """Redis 7.0 answers a blocked read so; the connection stays."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"deckhands\r\n")
+        await reader.readuntil(b"replication\r\n")  # the greeting's last command is INFO server replication
         writer.write(b"+OK\r\n+OK\r\n")
         await reader.readuntil(b"PING\r\n")
         writer.write(b"-UNBLOCKED the stream key no longer exists\r\n")
@@ -169,7 +169,7 @@ async def test_no_call_goes_to_a_primary_left_while_connecting(tmp_path: Path) -
 )
 async def test_error_replies_are_told_apart(tmp_path: Path, text: str, error_class: type[StoreError]) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"deckhands\r\n")
+        await reader.readuntil(b"replication\r\n")  # the greeting's last command is INFO server replication
         writer.write(b"+OK\r\n+OK\r\n")
         await reader.readuntil(b"PING\r\n")
         writer.write(f"-{text}\r\n".encode())

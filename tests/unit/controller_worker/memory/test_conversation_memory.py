@@ -208,7 +208,7 @@ def test_long_texts_lose_their_middle_but_read_files_do_not() -> None:
 
 def test_texts_left_in_blobs_are_in_no_prompt() -> None:
     large = FileEditObservation(content="edited", path="/a", old_content="before", new_content="after")
-    assert {"old_content", "new_content"} == NEVER_PROMPTED_FIELDS
+    assert {"old_content", "new_content", "@tokens"} == NEVER_PROMPTED_FIELDS
     assert "before" not in spoken(remember([large]))[0][1]
     assert "after" not in spoken(remember([large]))[0][1]
 

@@ -41,6 +41,7 @@ def test_codes_retries_and_statuses() -> None:
         "not_found": (False, "NotFoundError: text"),
         "malformed_reply": (True, "APIResponseValidationError: text"),
         "no_response": (True, "LLMNoResponseError: text"),
+        "tokens_missing": (False, "APIError: text"),
     }
 
 
