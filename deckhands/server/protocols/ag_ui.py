@@ -75,6 +75,7 @@ async def run(
 
     A request with the `runId` of an earlier run has no effect, and streams that run again.
     """
+    cursor = _parse(last_event_id)
     thread = await _Thread.open(gateway, principal, asked.thread_id)
     try:
         if thread.conversation_id is None:
@@ -91,7 +92,7 @@ async def run(
         return _refuse(error)
     if start is None:  # the log masks it
         raise UsageError("runId: it contains a secret of the thread.", remedy="Send the run under another name.")
-    return await thread.stream(RunEvents(asked.thread_id, asked.run_id, start, _parse(last_event_id)), events)
+    return await thread.stream(RunEvents(asked.thread_id, asked.run_id, start, cursor), events)
 
 
 @routes.get("/ag-ui", response_class=Response, responses=ANSWERS, summary="Follow a run (AG-UI)")
@@ -106,6 +107,7 @@ async def follow(
 
     The run starts with all messages of the thread before it, so a page that was loaded again shows the whole thread.
     """
+    cursor = _parse(last_event_id)
     thread = await _Thread.open(gateway, principal, thread_id)
     if thread.conversation_id is None:
         raise UnknownConversation(thread_id)
@@ -113,7 +115,7 @@ async def follow(
     found = find_last_run(events) if run_id is None else (run_id, find_run(events, run_id))
     if found is None or found[1] is None:
         raise Problem(404, "unknown_run", "The thread has no such run.", remedy="Leave `runId` out for the last one.")
-    return await thread.stream(RunEvents(thread_id, found[0], found[1], _parse(last_event_id)), events)
+    return await thread.stream(RunEvents(thread_id, found[0], found[1], cursor), events)
 
 
 class _Thread:
