@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from importlib import import_module
 from typing import Annotated, Any, Self
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from broker.contract import AgentState, Event
 from broker.log import LiveText, fold_status
 from broker.runtime import EventsLost, UnknownConversation, UsageError
-from deckhands.client import Client, TaskSpec, to_conversation_id
+from deckhands.client import Client, Tally, TaskSpec, to_conversation_id
 from deckhands.server.conversations import submit_task
 from deckhands.server.dependencies import GatewayOf, Reader, Writer, scoped_key
 from deckhands.server.gateway import Gateway, Principal
@@ -86,7 +87,7 @@ async def run(
         start = find_run(events, asked.run_id)
         if start is None:
             await thread.continue_(asked, events)
-            events = await thread.load()
+            events += await thread.load(after=events[-1].id)
             start = find_run(events, asked.run_id)
     except InterruptRefused as error:
         return _refuse(error)
@@ -145,11 +146,11 @@ class _Thread:
         """Create its conversation; without effect if another request has."""
         self.conversation_id = await submit_task(self._gateway, self._principal, task, self._key, is_watched=True)
 
-    async def load(self) -> list[Event]:
-        """Return its events, the agent's messages in full."""
+    async def load(self, after: int = 0) -> list[Event]:
+        """Return its events, or those after one, the agent's messages in full."""
         assert self.conversation_id is not None
         client = self._gateway.follower
-        events = await client.events(self.conversation_id, is_lenient=True)
+        events = await client.events(self.conversation_id, after=after, is_lenient=True)
         return [await with_full_message(client, self.conversation_id, event) for event in events]
 
     async def continue_(self, asked: RunRequest, events: Sequence[Event]) -> None:
@@ -214,6 +215,7 @@ class _Thread:
             deltas=True,
             until_settled=True,
             is_said_whole=True,
+            tally=Tally.of(events),
         )
         headers = {"Location": f"/conversations/{self.conversation_id}"}
         stream = _RunStream(events, rest, converted)
@@ -267,13 +269,14 @@ def _parse(last_event_id: str | None) -> Cursor | None:
 class _RunStream:
     """The items of a run: the events that were read already, and then those of a stream, until the run is closed."""
 
-    def __init__(self, events: list[Event], rest: EventStream, converted: RunEvents) -> None:
-        self._events, self._rest, self._converted = events, rest, converted
+    def __init__(self, events: Sequence[Event], rest: EventStream, converted: RunEvents) -> None:
+        self._events, self._rest, self._converted = deque(events), rest, converted
 
     async def batches(self) -> AsyncGenerator[list[Item]]:
         """Yield items as they arrive; see `EventStream.batches`."""
-        for first in range(0, len(self._events), READ_AT_ONCE):
-            yield [Item("event", {}, each.id, event=each) for each in self._events[first : first + READ_AT_ONCE]]
+        while self._events:
+            first = [self._events.popleft() for _ in range(min(READ_AT_ONCE, len(self._events)))]
+            yield [Item("event", {}, each.id, event=each) for each in first]
             if self._converted.is_closed:
                 return
         async with contextlib.aclosing(self._rest.batches()) as batches:
