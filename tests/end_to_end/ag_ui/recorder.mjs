@@ -65,7 +65,7 @@ function outline(events) {
 
 async function replayed(job, runId) {
   const query = new URLSearchParams({ threadId: job.thread, runId });
-  const answer = await fetch(`${url}?${query}`, { headers, signal: AbortSignal.timeout(RUN_MS) });
+  const answer = await resumingFetch(`${url}?${query}`, { headers, signal: AbortSignal.timeout(RUN_MS) });
   if (!answer.ok) throw new Error(`${runId} cannot be read again: ${answer.status} ${await answer.text()}`);
   const frames = (await answer.text()).split("\n\n");
   return frames.filter((each) => each.includes("data: ")).map((each) => JSON.parse(each.slice(each.indexOf("data: ") + 6)));
