@@ -122,7 +122,7 @@ async def test_responses_of_others_and_invented_ones_do_not_exist(server: Served
 
 
 @pytest.mark.timeout(900)
-async def test_kills_of_server_and_controller_lose_no_event_of_a_response(tmp_path: Path) -> None:
+async def test_kills_of_server_and_controller_lose_no_event(tmp_path: Path) -> None:
     port = free_port()
     async with FaultCluster(tmp_path).running() as cluster:
         cluster.start()

@@ -144,7 +144,7 @@ def test_live_text_continues_from_any_of_its_places() -> None:
         assert without_pieces == [kind for kind in kinds(whole) if kind != "TEXT_MESSAGE_CONTENT"], place
 
 
-def test_another_text_of_a_repeated_call_is_put_right_at_once() -> None:
+def test_another_text_of_a_repeated_call_is_corrected() -> None:
     live = [piece("I guess"), piece("I look", call="1.2")]
     found = read(run_of("run-1"), [*items(LOG[:4]), *live, *items(LOG[4:]), END])
     start = kinds(found).index("TEXT_MESSAGE_END")
