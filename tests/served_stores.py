@@ -19,6 +19,7 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from tests.polling import unhurried
 from tests.stores import valkey_program
+from tool_worker.workspace.workspaces import Workspaces
 
 SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
@@ -174,6 +175,14 @@ async def worker(
         worker.terminate()
         async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
             assert await worker.wait() == 0
+
+
+async def close_workspaces(node_dir: Path, ids: Iterable[str] | None = None) -> None:
+    """End workspace hosts, which outlive their tool workers by design: of these conversations, or all."""
+    workspaces = Workspaces(node_dir, sandbox="none")
+    for conversation_id in [found.conversation_id for found in workspaces.list()] if ids is None else ids:
+        await workspaces.close(conversation_id)
+    await workspaces.aclose()
 
 
 async def refusals(server: Server) -> list[Any]:

@@ -19,7 +19,7 @@ from deckhands.server.cluster import check_readiness
 from deckhands.server.gateway import Gateway, Principal, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.polling import unhurried, until
-from tests.served_stores import Server, environment_with, refusals, worker
+from tests.served_stores import Server, close_workspaces, environment_with, refusals, worker
 from tests.served_stores import serving as store_serving
 
 
@@ -101,6 +101,8 @@ async def served_with_workers(folder: Path, **variables: str) -> AsyncIterator[S
     async with AsyncExitStack() as stack:
         found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
         environment = found.environment(folder / "home", **variables)
+        # A host whose conversation has not ended, such as one that waits for its user, outlives its worker.
+        stack.push_async_callback(close_workspaces, folder / "home" / "node")
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment, found.log))
         await found.working()

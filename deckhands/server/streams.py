@@ -64,6 +64,7 @@ class EventStream:
         is_whole: send long texts in full.
         until_settled: end with a summary when the conversation has settled.
         is_said_whole: send the agent's messages in full; a summary always has them in full.
+        tally: of the events up to `after`; None: they are read.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class EventStream:
         until_settled: bool = False,
         is_whole: bool = False,
         is_said_whole: bool = False,
+        tally: Tally | None = None,
     ) -> None:
         self._gateway = gateway
         self._principal = principal
@@ -85,7 +87,7 @@ class EventStream:
         self._deltas = deltas
         self._is_whole = is_whole
         self._is_said_whole = is_said_whole
-        self._tally = Tally() if until_settled else None
+        self._tally = (tally or Tally()) if until_settled else None
         self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
         self._events_ahead = self._chars_ahead = 0
         self._has_room = asyncio.Event()
@@ -173,10 +175,11 @@ class EventStream:
         """Read the log into the queue until the stream ends."""
         try:
             if self._tally is not None and self._after:
-                events = await self._gateway.follower.events(self._conversation_id, is_lenient=True)
-                seen = [event for event in events if event.id <= self._after]
-                for event in await load_quoted_texts(self._gateway.follower, self._conversation_id, seen):
-                    self._tally.add(event)
+                if self._tally.last_event_id < self._after:
+                    events = await self._gateway.follower.events(self._conversation_id, is_lenient=True)
+                    seen = [event for event in events if event.id <= self._after]
+                    for event in await load_quoted_texts(self._gateway.follower, self._conversation_id, seen):
+                        self._tally.add(event)
                 if await self._is_over():
                     return
             while not await self._follow():  # noqa: ASYNC110  (the store went away, and nothing says that it is back)

@@ -122,7 +122,7 @@ async def test_responses_of_others_and_invented_ones_do_not_exist(server: Served
 
 
 @pytest.mark.timeout(900)
-async def test_kills_lose_no_event_of_a_response(tmp_path: Path) -> None:
+async def test_kills_of_server_and_controller_lose_no_event(tmp_path: Path) -> None:
     port = free_port()
     async with FaultCluster(tmp_path).running() as cluster:
         cluster.start()
@@ -150,3 +150,28 @@ async def test_kills_lose_no_event_of_a_response(tmp_path: Path) -> None:
         assert [event.sequence_number for event in seen] == list(range(len(seen)))
         assert (seen[-1].type, seen[-1].response.status) == ("response.completed", "completed")
         assert seen[-1].response.output_text.endswith("all done")
+
+
+async def test_paused_response_gets_its_answer_after_it_is_resumed(
+    server: Served, client: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one'), finish('first'))}"
+    agent = {"confirmation": {"mode": "always"}}
+    begun = await client.responses.create(
+        model=model, input="do it", background=True, extra_body={"deckhands": {"agent": agent}}
+    )
+    cid = (begun.metadata or {})["conversation_id"]
+
+    async def asks() -> bool:
+        return (await server.client.summary(cid)).state == "awaiting_user_confirmation"
+
+    await until(asks, limit=LIMIT_SECONDS, what="the question")
+    assert (await client.responses.retrieve(begun.id)).status == "in_progress"
+    before = [event async for event in await client.responses.retrieve(begun.id, stream=True)]
+    await server.client.confirm(cid)
+    assert (await until_over(client, begun.id)).output_text == "first"
+    seen = before[-1].sequence_number
+    rest = await client.responses.retrieve(begun.id, stream=True, starting_after=seen)
+    after = [event async for event in rest]
+    assert [event.sequence_number for event in after] == list(range(seen + 1, seen + 1 + len(after)))
+    assert after[-1].type == "response.completed"

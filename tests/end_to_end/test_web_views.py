@@ -155,6 +155,43 @@ async def test_delegates_are_shown_as_a_tree(server: Served) -> None:
         await page.get_by_role("heading", name="Part of it").wait_for()
 
 
+async def test_delegate_whose_end_is_read_first_has_ended(server: Served) -> None:
+    begun = {"kind": "action.delegate", "id": 5, "agent": "Scout", "inputs": {"task": "look"}}
+    ended = {
+        "kind": "conversation.delegate_ended",
+        "delegate_id": 5,
+        "agent_state": "finished",
+        "conversation_id": "d1",
+    }
+    async with opened(f"{server.url}/", key=await server.token("*")) as page:
+        taken = """async (events) => {
+          const aborting = new AbortController(), { tree } = await import("/web/delegates.js");
+          const shown = tree("above", aborting.signal);
+          events.forEach(shown.take);
+          aborting.abort();
+          return shown.node.textContent;
+        }"""
+        for order in ([begun, ended], [ended, begun]):
+            assert (await page.evaluate(taken, order)).split() == ["Scout", "look", "finished"]
+
+
+async def test_search_takes_a_long_word_as_id_or_title(server: Served) -> None:
+    await enter(server.client.store, "controller-1")
+    word = "a_title_without_any_space"
+    made = {title: await server.client.submit("x", title=title) for title in ("Dear", word)}
+    async with opened(f"{server.url}/", key=await server.token("*")) as page:
+        search = page.get_by_role("searchbox", name="Search")
+        for text, found in (
+            (made["Dear"], "Dear"),
+            (word[:22], word),
+            ("no_such_title_nor_any_id", "No conversation matches."),
+        ):
+            await search.fill(text)
+            await page.locator("tbody tr", has_text=found).wait_for()
+            await page.locator("tbody tr").nth(1).wait_for(state="detached")
+            assert await page.locator("tbody tr", has_text=found).count() == 1
+
+
 COMMAND_NOTES = (
     "\n[The command timed out after 5 seconds. You may wait longer to see more.]",
     '\n[Your command "ls" is NOT executed. The previous command is still running. You may wait longer to see it.]',

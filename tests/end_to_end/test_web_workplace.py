@@ -32,7 +32,10 @@ HOSTILE_MARKDOWN = """# Title <script>window.broken = 1</script>
 [data link](data:text/html;base64,PHNjcmlwdD4=) [elsewhere](https://evil.example/page)
 ![tracker](https://evil.example/pixel.png) <div style="position: fixed; inset: 0" id="main">over it</div>
 <meta http-equiv="refresh" content="0; url=https://evil.example/">
-\u202eabc
+
+\u202eabc &#x202e;def &#8203;
+[login.example.com](https://login.example.co/in) [https://good.example](https://good.example.evil.example/)
+[https://good.example/@evil.example](https://evil.example/) [help](mailto:thief@evil.example) https://good.example/docs
 
 | a | b |
 |---|---|
@@ -85,11 +88,14 @@ async def test_hostile_markdown_runs_and_loads_nothing(server: Served) -> None:
         assert await page.locator(forbidden).count() == 0
         assert await said.locator("img, input, button, [id], [onerror], [style]").count() == 0
         links = await said.locator("a").evaluate_all("all => all.map((one) => [one.getAttribute('href'), one.rel])")
-        assert links == [["https://evil.example/page", "noopener noreferrer nofollow"]]
+        assert {rel for _, rel in links} == {"noopener noreferrer nofollow"}
+        assert links[0][0] == "https://evil.example/page"
+        hosts = ["evil.example", "login.example.co", "good.example.evil.example", "evil.example", "thief@evil.example"]
+        assert await said.locator("a + .host").all_inner_texts() == [f" ({host})" for host in hosts]
         text = await said.inner_text()
-        assert "(evil.example)" in text
         assert "picture: https://evil.example/pixel.png" in text
-        assert "\\u202e" in text
+        assert text.count("\\u202e") == 2
+        assert not {"\u202e", "\u200b"} & set(text)
         assert not [url for url in asked if not url.startswith(server.url)]
         assert set(await page.evaluate(REQUESTED)) == {server.url.removeprefix("http://")}
 

@@ -29,9 +29,9 @@ from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from tests.clusters import Cluster
 from tests.forked_workers import ForkedWorker
 from tests.polling import unhurried, until
+from tests.served_stores import close_workspaces
 from tests.stores import server_program
 from tests.turns import bash, finish, script
-from tool_worker.workspace.workspaces import Workspaces
 
 STORE = os.environ.get("STORE", "server")
 """Where the conversations of fault tests are: `server`, or `cluster` for three primaries with a replica each."""
@@ -311,7 +311,4 @@ class FaultCluster:
 
     async def close_workspaces(self, ids: Iterable[str] | None = None) -> None:
         """End workspace hosts, which outlive their tool workers by design: of these conversations, or all."""
-        workspaces = Workspaces(self.root / "n", sandbox="none")
-        for conversation_id in [found.conversation_id for found in workspaces.list()] if ids is None else ids:
-            await workspaces.close(conversation_id)
-        await workspaces.aclose()
+        await close_workspaces(self.root / "n", ids)

@@ -114,6 +114,8 @@ async def test_tools_branches_and_odd_names_of_clients_are_refused(server: Serve
             ({"forwardedProps": {"deckhands": {"task": "other"}}}, "task"),
             ({"forwardedProps": {"deckhands": {"tenant": "mill"}}}, "tenant"),
             ({"forwardedProps": {"deckhands": "x"}}, "deckhands"),
+            ({"forwardedProps": {"deckhands": {"labels": {"ag_ui_run": "run-0"}}}}, "labels.ag_ui_run"),
+            ({"forwardedProps": {"deckhands": {"labels": {"ag_ui_thread": "u"}}}}, "labels.ag_ui_thread"),
         ):
             answer = await http.post("/ag-ui", json=good | wrong)
             assert (answer.status_code, named in answer.text) == (422, True), (wrong, answer.text)
@@ -155,6 +157,9 @@ async def test_forged_answers_do_not_run_the_action(server: Served, tmp_path: Pa
 
 async def test_malformed_last_ids_are_refused(server: Served) -> None:
     async with server.as_(await server.token()) as http:
+        asked = {"threadId": "u", "runId": "run-1", "messages": [user("hello")]}
+        assert (await http.post("/ag-ui", json=asked, headers={"Last-Event-ID": "x"})).status_code == 422
+        assert (await http.get("/conversations")).json()["conversations"] == []
         await run(http, "t", "run-1", messages=[user("hello")])
         for last, status in (
             ("x", 422),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from importlib import import_module
 from typing import Annotated, Any, Self
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from broker.contract import AgentState, Event
 from broker.log import LiveText, fold_status
 from broker.runtime import EventsLost, UnknownConversation, UsageError
-from deckhands.client import Client, TaskSpec, to_conversation_id
+from deckhands.client import Client, Tally, TaskSpec, to_conversation_id
 from deckhands.server.conversations import submit_task
 from deckhands.server.dependencies import GatewayOf, Reader, Writer, scoped_key
 from deckhands.server.gateway import Gateway, Principal
@@ -75,6 +76,7 @@ async def run(
 
     A request with the `runId` of an earlier run has no effect, and streams that run again.
     """
+    cursor = _parse(last_event_id)
     thread = await _Thread.open(gateway, principal, asked.thread_id)
     try:
         if thread.conversation_id is None:
@@ -85,13 +87,13 @@ async def run(
         start = find_run(events, asked.run_id)
         if start is None:
             await thread.continue_(asked, events)
-            events = await thread.load()
+            events += await thread.load(after=events[-1].id)
             start = find_run(events, asked.run_id)
     except InterruptRefused as error:
         return _refuse(error)
     if start is None:  # the log masks it
         raise UsageError("runId: it contains a secret of the thread.", remedy="Send the run under another name.")
-    return await thread.stream(RunEvents(asked.thread_id, asked.run_id, start, _parse(last_event_id)), events)
+    return await thread.stream(RunEvents(asked.thread_id, asked.run_id, start, cursor), events)
 
 
 @routes.get("/ag-ui", response_class=Response, responses=ANSWERS, summary="Follow a run (AG-UI)")
@@ -106,6 +108,7 @@ async def follow(
 
     The run starts with all messages of the thread before it, so a page that was loaded again shows the whole thread.
     """
+    cursor = _parse(last_event_id)
     thread = await _Thread.open(gateway, principal, thread_id)
     if thread.conversation_id is None:
         raise UnknownConversation(thread_id)
@@ -113,7 +116,7 @@ async def follow(
     found = find_last_run(events) if run_id is None else (run_id, find_run(events, run_id))
     if found is None or found[1] is None:
         raise Problem(404, "unknown_run", "The thread has no such run.", remedy="Leave `runId` out for the last one.")
-    return await thread.stream(RunEvents(thread_id, found[0], found[1], _parse(last_event_id)), events)
+    return await thread.stream(RunEvents(thread_id, found[0], found[1], cursor), events)
 
 
 class _Thread:
@@ -143,11 +146,11 @@ class _Thread:
         """Create its conversation; without effect if another request has."""
         self.conversation_id = await submit_task(self._gateway, self._principal, task, self._key, is_watched=True)
 
-    async def load(self) -> list[Event]:
-        """Return its events, the agent's messages in full."""
+    async def load(self, after: int = 0) -> list[Event]:
+        """Return its events, or those after one, the agent's messages in full."""
         assert self.conversation_id is not None
         client = self._gateway.follower
-        events = await client.events(self.conversation_id, is_lenient=True)
+        events = await client.events(self.conversation_id, after=after, is_lenient=True)
         return [await with_full_message(client, self.conversation_id, event) for event in events]
 
     async def continue_(self, asked: RunRequest, events: Sequence[Event]) -> None:
@@ -212,6 +215,7 @@ class _Thread:
             deltas=True,
             until_settled=True,
             is_said_whole=True,
+            tally=Tally.of(events),
         )
         headers = {"Location": f"/conversations/{self.conversation_id}"}
         stream = _RunStream(events, rest, converted)
@@ -265,13 +269,14 @@ def _parse(last_event_id: str | None) -> Cursor | None:
 class _RunStream:
     """The items of a run: the events that were read already, and then those of a stream, until the run is closed."""
 
-    def __init__(self, events: list[Event], rest: EventStream, converted: RunEvents) -> None:
-        self._events, self._rest, self._converted = events, rest, converted
+    def __init__(self, events: Sequence[Event], rest: EventStream, converted: RunEvents) -> None:
+        self._events, self._rest, self._converted = deque(events), rest, converted
 
     async def batches(self) -> AsyncGenerator[list[Item]]:
         """Yield items as they arrive; see `EventStream.batches`."""
-        for first in range(0, len(self._events), READ_AT_ONCE):
-            yield [Item("event", {}, each.id, event=each) for each in self._events[first : first + READ_AT_ONCE]]
+        while self._events:
+            first = [self._events.popleft() for _ in range(min(READ_AT_ONCE, len(self._events)))]
+            yield [Item("event", {}, each.id, event=each) for each in first]
             if self._converted.is_closed:
                 return
         async with contextlib.aclosing(self._rest.batches()) as batches:

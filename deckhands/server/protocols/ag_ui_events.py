@@ -58,6 +58,8 @@ MAX_SNAPSHOT_CHARS = 4_000_000
 NO_RESULT = "There is no result: the run has ended."
 HIDDEN_FIELDS = frozenset(RiskyAction.model_fields) | {"fingerprint", "pool", "tool", "asks", "answers", "questions"}
 MARK = "AG-UI run "
+UNNAMED = "event-"
+"""The name of a run whose message was sent in another way, before the number of the event that starts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +99,18 @@ def mark_run(run_id: str) -> str:
 
 def find_run(events: Iterable[Event], run_id: str) -> int | None:
     """Return the event that starts a run: the user's message or answer; None if there is no such run."""
-    is_marked = False
+    is_marked, unnamed = False, None
     for event in events:
         if isinstance(event, ConversationCreated):
             is_marked = (event.labels or {}).get(RUN_LABEL) == run_id
         elif isinstance(event, OperatorActed):
             is_marked = event.reason == mark_run(run_id)
-        elif is_marked and _is_users(event) and isinstance(event, MessageAction | ChangeAgentStateAction):
-            return event.id
-    return None
+        elif _is_users(event) and isinstance(event, MessageAction | ChangeAgentStateAction):
+            if is_marked:
+                return event.id
+            if run_id == f"{UNNAMED}{event.id}":
+                unnamed = event.id
+    return unnamed
 
 
 def find_last_run(events: Iterable[Event]) -> tuple[str, int] | None:
@@ -118,7 +123,7 @@ def find_last_run(events: Iterable[Event]) -> tuple[str, int] | None:
             name = event.reason.removeprefix(MARK) if event.reason.startswith(MARK) else ""
         elif _is_users(event) and isinstance(event, MessageAction | ChangeAgentStateAction):
             if found is None or status.is_settled or name:
-                found = (name or f"event-{event.id}", event.id)
+                found = (name or f"{UNNAMED}{event.id}", event.id)
             name = ""
         status = status.apply(event)
     return found

@@ -133,6 +133,11 @@ class RunRequest(JsonBody):
         further = props.get("deckhands") if isinstance(props, Mapping) else None
         if further is not None and not isinstance(further, Mapping):
             raise UsageError("forwardedProps.deckhands: it must be an object.", remedy="Send fields of a task.")
+        labels = further.get("labels") if further is not None else None
+        for name in own["labels"]:
+            if isinstance(labels, Mapping) and name in labels:
+                where = f"forwardedProps.deckhands.labels.{name}"
+                raise UsageError(f"{where}: the thread sets this label.", remedy="Leave it out.")
         return NewConversation.of_protocol(own, further)
 
     def message(self) -> tuple[str, tuple[str, ...]]:

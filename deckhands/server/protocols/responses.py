@@ -6,7 +6,8 @@ text or a summary, put together, equal its `done` event and the response. All th
 item, and all its actions one reasoning item; each is opened by its first part, and closed before the response is
 completed.
 A response is read again from the log, at any server; the events of such a stream follow from the log alone, so their
-numbers are always the same.
+numbers are always the same. Those of a stream with its text word by word are not: only a response in the background can
+be followed from a number.
 Does not: store responses; they are turns of conversations.
 """
 
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from broker.contract import ConversationCreated, Event, EventSource, MessageAction, OperatorActed
+from broker.contract import AgentState, ConversationCreated, Event, EventSource, MessageAction, OperatorActed
 from broker.runtime import UnknownConversation, UsageError
 from deckhands.client import Tally, load_quoted_texts
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Operator, Reader, Writer
@@ -45,6 +47,10 @@ from deckhands.server.streams import EventStream, Item, reserve_stream, with_ful
 routes = APIRouter(prefix="/v1", tags=["openai"])
 CANCEL_SECONDS = 20.0
 """How long a request to stop waits until the agent has stopped."""
+WAITS = frozenset({AgentState.PAUSED, AgentState.AWAITING_USER_CONFIRMATION})
+"""States of a conversation that has settled without an answer, and gives one when it continues."""
+STATUSES = {AgentState.STOPPED: "cancelled", **dict.fromkeys(WAITS, "incomplete")}
+"""The status of a response by the state in which its conversation has settled, if it is not `completed`."""
 SAID = {
     "type": "message",
     "role": "assistant",
@@ -109,7 +115,10 @@ async def retrieve(
     response_id: ResponseId,
     *,
     stream: Annotated[bool, Query(description="follow it as it grows")] = False,
-    starting_after: Annotated[int, Query(ge=-1, description="the number of the last event that the reader has")] = -1,
+    starting_after: Annotated[
+        int,
+        Query(ge=-1, description="the number of the last event that the reader has, of a response in the background"),
+    ] = -1,
 ) -> Response:
     """Show a response as far as it is, or follow it: its events, or those after one, until it is over."""
     kept = await _find(gateway, principal, response_id)
@@ -176,13 +185,15 @@ async def _load(gateway: Gateway, name: str) -> StoredResponse:
 
 
 class StoredResponse:
-    """A response in the log of its conversation: the events from a user's message until the agent has settled.
+    """A response in the log of its conversation: the events from a user's message to the next after the agent settled.
+
+    Other acts of users, such as to pause, resume or confirm, are part of it.
 
     Args:
-        after: the last event before it.
+        after: the last event that was read before its message was sent.
 
     Attributes:
-        is_over: nothing more follows.
+        is_over: nothing more follows, unless a user lets the agent continue.
         is_only: the conversation has no other response.
 
     Raises:
@@ -192,23 +203,23 @@ class StoredResponse:
     def __init__(self, conversation_id: str, after: int, events: Sequence[Event]) -> None:
         before = Tally.of(event for event in events if event.id <= after)
         self._events: list[Event] = []
-        rest = list(events[after:])
-        while after and rest and not _is_message(rest[0]) and not before.status.is_settled:
-            del rest[0]  # the agent worked when the message was sent
-        if not rest or (after and not _is_message(rest[0])):
+        # Other events may have been appended before the message was.
+        rest = list(dropwhile(lambda event: bool(after) and not _is_message(event), events[after:]))
+        if not rest:
             raise Problem(404, "unknown_response", "There is no such response.", remedy="Check its id.")
         self._tally = Tally.of(event for event in events if event.id < rest[0].id)
         has_message = False
         for event in rest:
-            if self._tally.status.is_settled and has_message and event.source is EventSource.USER:
+            if self._tally.status.is_settled and has_message and (_is_message(event) or _is_said(event)):
                 break
             self._tally.add(event)
             self._events.append(event)
-            has_message = has_message or isinstance(event, MessageAction)
+            has_message = has_message or _is_said(event)
         self.conversation_id = conversation_id
-        self.is_over = self._tally.status.is_settled
-        self.is_only = after == 0 and self._events[-1].id == events[-1].id
+        status = self._tally.status
         self._is_last = self._events[-1].id == events[-1].id
+        self.is_over = status.is_settled and not (self._is_last and status.state in WAITS)
+        self.is_only = after == 0 and sum(map(_is_said, events)) <= 1
         created = events[0]
         assert isinstance(created, ConversationCreated)
         model = f"{created.agent.name}/{created.agent.llm.model}" if created.agent.llm.model else created.agent.name
@@ -237,7 +248,7 @@ class StoredResponse:
         headers = {"Location": f"/conversations/{self.conversation_id}"}
         head = ALIVE + written.first()
         if self._is_last:
-            after = self._turn.after
+            after = self._events[0].id - 1
             rest = EventStream(
                 gateway, principal, self.conversation_id, after=after, until_settled=True, is_said_whole=True
             )
@@ -254,7 +265,14 @@ class StoredResponse:
         chat = ChatRequest.model_validate(
             {"model": "-", "messages": [{"role": "user", "content": "-"}], "response_format": form}
         )
-        return ResponseWriter(self._turn, asked, chat, is_live=not self._is_formed, starting_after=starting_after)
+        return ResponseWriter(
+            self._turn,
+            asked,
+            chat,
+            is_live=not self._is_formed,
+            starting_after=starting_after,
+            is_open=not self.is_over,
+        )
 
 
 class ResponseWriter:
@@ -263,6 +281,7 @@ class ResponseWriter:
     Args:
         is_live: stream the agent's messages as they are written.
         starting_after: leave out the events up to this number.
+        is_open: while the conversation waits to be continued, the response has no end.
 
     Attributes:
         _opened: the open items of the output, `msg` or `rs`, in their order.
@@ -279,8 +298,9 @@ class ResponseWriter:
         *,
         is_live: bool = False,
         starting_after: int = -1,
+        is_open: bool = False,
     ) -> None:
-        self._starting_after = starting_after
+        self._starting_after, self._is_open = starting_after, is_open
         self.last: dict[str, Any] = {}
         self._turn, self._asked, self._chat = turn, asked, chat
         self._spoken = AnswerText(turn.steps + 1) if is_live else None
@@ -294,6 +314,8 @@ class ResponseWriter:
         """Return the response with its answer; without a summary, it has none yet."""
         if summary is None:
             return self._response("incomplete", [])
+        if (status := STATUSES.get(summary["state"])) is not None:
+            return self._response(status, [], summary)
         return self._response("completed", [self._message("completed", answer_in(summary, self._chat))], summary)
 
     def unfinished(self) -> dict[str, Any]:
@@ -307,8 +329,10 @@ class ResponseWriter:
         return b"".join(self._event(kind, response=begun) for kind in kinds)
 
     def of(self, item: Item) -> bytes:
-        """Convert an item to server-sent events."""
+        """Convert an item to server-sent events, or to a comment if the reader may come back for the rest."""
         if item.kind == "problem":
+            if item.content.get("retryable"):
+                return f": {item.content['code']}\n\n".encode()
             return self._write_error(item.content)
         if item.kind == "end":
             return b"".join(self._end(item.content["summary"]))
@@ -347,9 +371,12 @@ class ResponseWriter:
         if summary["state"] == "error":
             yield self._write_error(to_problem(AgentRunFailed(self._turn.conversation_id, summary)))
             return
-        if summary["state"] == "stopped":
-            stopped = self._response("cancelled", self._output("incomplete"), summary)
-            yield self._event("response.incomplete", response=stopped)
+        if self._is_open and summary["state"] in WAITS:
+            yield f": {summary['state']}\n\n".encode()
+            return
+        if (status := STATUSES.get(summary["state"])) is not None:
+            ended = self._response(status, self._output("incomplete"), summary)
+            yield self._event("response.incomplete", response=ended)
             return
         answer = answer_in(summary, self._chat)
         yield from self._write_text(answer if self._spoken is None else self._spoken.finish(answer))
@@ -444,6 +471,10 @@ class ResponseWriter:
 
 def _is_message(event: Event) -> bool:
     return isinstance(event, OperatorActed) and event.action == "message"
+
+
+def _is_said(event: Event) -> bool:
+    return isinstance(event, MessageAction) and event.source is EventSource.USER
 
 
 def _text_part(text: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import { resumingFetch } from "./resuming.mjs";
 const [url, key, workers] = process.argv.slice(2);
 const headers = { Authorization: `Bearer ${key}` };
 const MAX_CUTS = 8;
+const RUN_MS = 240_000; // a run that takes longer is a problem of its thread, and the others continue
 
 // A repeatable stream of numbers from 0 to 1 (mulberry32).
 function numbers(seed) {
@@ -23,7 +24,7 @@ function numbers(seed) {
 function cutting(random, record) {
   return async (address, init) => {
     const aborting = new AbortController();
-    const answer = await fetch(address, { ...init, signal: aborting.signal });
+    const answer = await fetch(address, { ...init, signal: AbortSignal.any([init.signal, aborting.signal]) });
     if (record.cuts >= MAX_CUTS || !answer.ok) return answer;
     let room = Math.floor(random() ** 2 * 4000);
     const body = answer.body.pipeThrough(
@@ -64,7 +65,8 @@ function outline(events) {
 
 async function replayed(job, runId) {
   const query = new URLSearchParams({ threadId: job.thread, runId });
-  const answer = await fetch(`${url}?${query}`, { headers });
+  const answer = await resumingFetch(`${url}?${query}`, { headers, signal: AbortSignal.timeout(RUN_MS) });
+  if (!answer.ok) throw new Error(`${runId} cannot be read again: ${answer.status} ${await answer.text()}`);
   const frames = (await answer.text()).split("\n\n");
   return frames.filter((each) => each.includes("data: ")).map((each) => JSON.parse(each.slice(each.indexOf("data: ") + 6)));
 }
@@ -77,7 +79,10 @@ async function converse(job) {
     url: `${url}?${new URLSearchParams({ model: job.model })}`,
     headers,
     threadId: job.thread,
-    fetch: (address, init) => resumingFetch(address, init, send),
+    fetch: (address, init) => {
+      const ends = [AbortSignal.timeout(RUN_MS), ...(init.signal ? [init.signal] : [])];
+      return resumingFetch(address, { ...init, signal: AbortSignal.any(ends) }, send);
+    },
   });
   const said = [...job.said];
   let number = 0;
@@ -100,17 +105,19 @@ async function converse(job) {
     };
     try {
       await agent.runAgent(parameters, watching);
+      if (record.problems.length) break;
+      const end = events.at(-1);
+      const again = outline(await replayed(job, parameters.runId));
+      if (!isDeepStrictEqual(outline(events), again)) {
+        record.problems.push(`${parameters.runId} differs: ${JSON.stringify([outline(events), again])}`);
+      }
+      if (last === null) record.problems.push(`${parameters.runId} has no snapshot: ${JSON.stringify(events)}`);
+      else if (!isDeepStrictEqual(last[0], last[1])) record.problems.push(`the snapshot differs: ${JSON.stringify(last)}`);
+      record.runs.push({ end: end?.type, outcome: end?.outcome?.type, code: end?.code, events: events.length });
     } catch (error) {
       record.problems.push(String(error));
     }
     if (record.problems.length) break;
-    const end = events.at(-1);
-    const again = outline(await replayed(job, parameters.runId));
-    if (!isDeepStrictEqual(outline(events), again)) {
-      record.problems.push(`${parameters.runId} differs: ${JSON.stringify([outline(events), again])}`);
-    }
-    if (!isDeepStrictEqual(last[0], last[1])) record.problems.push(`the snapshot differs: ${JSON.stringify(last)}`);
-    record.runs.push({ end: end.type, outcome: end.outcome?.type, code: end.code, events: events.length });
   }
   record.messages = agent.messages.map(bare);
   return record;

@@ -19,7 +19,7 @@ function saved() {
 export function conversations({ main, signal, refused }) {
   named("Conversations");
   const chosen = new Set(), cursors = [""];
-  let rows = [], next = null, isBusy = false, soon = 0;
+  let rows = [], next = null, isBusy = false, soon = 0, timer = 0, turn = 0;
   const body = el("tbody", {}), count = el("span", { role: "status" });
   const all = el("input", { type: "checkbox", "aria-label": "Choose all on this page", onchange: () => {
     for (const row of shown()) all.checked ? chosen.add(row.conversation_id) : chosen.delete(row.conversation_id);
@@ -39,7 +39,7 @@ export function conversations({ main, signal, refused }) {
   };
   const label = narrow("label", "team=billing"), tenant = narrow("tenant", "acme", { maxlength: 64 }), model = narrow("model", "a part of its name", { maxlength: 300 });
   const cost = narrow("cost", "0.50", { type: "number", min: 0, step: "any" });
-  const text = el("input", { id: "text", type: "search", placeholder: "title or id", value: filter.text,
+  const text = el("input", { id: "text", type: "search", placeholder: "title or id", maxlength: 300, value: filter.text,
     oninput: () => { clearTimeout(soon); soon = setTimeout(() => { filter.text = text.value.trim(); restart(); }, 300); } });
   const filters = el("select", { id: "saved", "aria-label": "Saved filters", onchange: () => { if (filters.value) choose(saved()[filters.value] || NO_FILTER); } });
   const keepFilter = el("button", { type: "button", class: "quiet", onclick: async () => {
@@ -105,9 +105,9 @@ export function conversations({ main, signal, refused }) {
     count.textContent = chosen.size ? `${chosen.size} chosen` : `page ${cursors.length}`;
   }
 
-  function query() {
+  function query(textIs = "title") {
     const query = new URLSearchParams({ limit: PAGE, cursor: cursors.at(-1) });
-    if (filter.text && !ID.test(filter.text)) query.append("title", filter.text);
+    if (filter.text) query.append(textIs, filter.text);
     if (filter.state) query.append("state", filter.state);
     if (filter.tenant) query.append("tenant", filter.tenant);
     if (filter.model) query.append("model", filter.model);
@@ -117,15 +117,16 @@ export function conversations({ main, signal, refused }) {
   }
 
   async function load() {
-    const asked = query();
+    const number = turn += 1, asked = query(), asId = ID.test(filter.text) ? query("id") : "";
     try {
-      let found = await ask(`/conversations?${asked}`, { signal });
-      for (let empty = 0; !found.conversations.length && found.next_cursor && empty < MOST_EMPTY && asked === query(); empty += 1) {
+      let found = asId ? await ask(`/conversations?${asId}`, { signal }) : { conversations: [] };
+      if (!found.conversations.length) found = await ask(`/conversations?${asked}`, { signal });
+      for (let empty = 0; !found.conversations.length && found.next_cursor && empty < MOST_EMPTY && number === turn; empty += 1) {
         const further = new URLSearchParams(asked);
         further.set("cursor", found.next_cursor);
         found = await ask(`/conversations?${further}`, { signal });
       }
-      if (asked !== query()) return;  // another page or filter was chosen since
+      if (number !== turn) return;  // another page or filter was chosen since
       rows = found.conversations;
       next = found.next_cursor;
       if (!document.activeElement || !body.contains(document.activeElement)) draw();
@@ -153,7 +154,10 @@ export function conversations({ main, signal, refused }) {
   }
 
   showSaved();
-  load();
-  const timer = setInterval(() => { if (!document.hidden) load(); }, REFRESH_MS);
-  signal.addEventListener("abort", () => clearInterval(timer));
+  async function refresh() {
+    if (!document.hidden) await load();
+    if (!signal.aborted) timer = setTimeout(refresh, REFRESH_MS);
+  }
+  refresh();
+  signal.addEventListener("abort", () => clearTimeout(timer));
 }

@@ -15,7 +15,7 @@ async function idOf(parent, action) {
 
 /** Make a list: `take` adds the delegates in a conversation's events; `look` reads their own delegates. */
 export function tree(id, signal, level = 1) {
-  const node = el("ul", {}), branches = new Map();
+  const node = el("ul", {}), branches = new Map(), ends = new Map();
   let soon = 0, isLooking = false;
 
   function begin(event) {
@@ -26,6 +26,7 @@ export function tree(id, signal, level = 1) {
     branches.set(event.id, branch);
     node.append(item);
     branch.isKnown = idOf(id, event.id).then((found) => known(branch, found));
+    if (ends.has(event.id)) end(ends.get(event.id));
   }
 
   function known(branch, found) {
@@ -38,7 +39,7 @@ export function tree(id, signal, level = 1) {
 
   function end(event) {
     const branch = branches.get(event.delegate_id);
-    if (!branch) return;
+    if (!branch) { ends.set(event.delegate_id, event); return; }  // the log is read from its end
     branch.isOver = true;
     replace(branch.state, document.createTextNode(event.agent_state));
     branch.state.className = `state ${event.agent_state}`;

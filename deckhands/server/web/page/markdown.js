@@ -20,7 +20,7 @@ const escaped = (text) => text.replace(/[&<>"']/g, (found) => ESCAPES[found]);
 const parser = new Marked({ gfm: true, breaks: true, renderer: { html: ({ text, block }) => block ? `<p>${escaped(text)}</p>` : escaped(text) } });
 const LANGUAGE = /^language-([\w+#-]{1,20})$/;
 
-/** Give a link its host as text if its own text does not show it, and keep it from learning where it was followed. */
+/** Give a link its host as text if its own text is not an address there, and keep it from learning where it was followed. */
 function guard(link) {
   const address = link.getAttribute("href") || "";
   if (!LINK.test(address)) { link.replaceWith(...link.childNodes); return; }
@@ -30,23 +30,27 @@ function guard(link) {
   link.setAttribute("rel", "noopener noreferrer nofollow");
   link.setAttribute("target", "_blank");
   link.setAttribute("title", clean(target.href.slice(0, 300)));
-  if (target.host && !link.textContent.includes(target.host)) link.after(el("span", { class: "host" }, ` (${target.host})`));
+  const place = target.host || target.pathname, text = link.textContent.trim();
+  const isShown = text === place || (target.host && text.startsWith(target.origin) && /^([/?#]|$)/.test(text.slice(target.origin.length)));
+  if (!isShown) link.after(el("span", { class: "host" }, ` (${place})`));
 }
 
 /** Return the nodes of a Markdown text. */
 export function nodesOf(text) {
   const whole = String(text ?? ""), shown = clean(whole.slice(0, MOST_CHARS));
   const made = DOMPurify.sanitize(parser.parse(shown, { async: false }), RULES);
-  for (const picture of made.querySelectorAll("img")) {
-    const source = picture.getAttribute("src") || "";
-    if (PICTURE.test(source)) { const alt = picture.getAttribute("alt") || "A picture"; picture.replaceWith(el("img", { src: source, alt })); } else picture.replaceWith(el("span", { class: "dim mono" }, `picture: ${source.slice(0, 200)}`));
-  }
-  for (const link of made.querySelectorAll("a")) guard(link);
+  // `marked` and DOMPurify have decoded entities.
+  for (const walker = document.createTreeWalker(made, NodeFilter.SHOW_TEXT); walker.nextNode();) walker.currentNode.data = clean(walker.currentNode.data);
   for (const one of made.querySelectorAll("[class]")) {
     const language = one.localName === "code" && one.parentNode.localName === "pre" ? LANGUAGE.exec(one.className)?.[1] : "";
     one.removeAttribute("class");
     if (language) highlightIn(one, language);
   }
+  for (const picture of made.querySelectorAll("img")) {
+    const source = picture.getAttribute("src") || "";
+    if (PICTURE.test(source)) { const alt = picture.getAttribute("alt") || "A picture"; picture.replaceWith(el("img", { src: source, alt })); } else picture.replaceWith(el("span", { class: "dim mono" }, `picture: ${source.slice(0, 200)}`));
+  }
+  for (const link of made.querySelectorAll("a")) guard(link);
   for (const one of made.querySelectorAll("pre")) one.tabIndex = 0;
   for (const one of made.querySelectorAll("h1, h2, h3, h4, h5, h6")) {
     // The headings of a message are none of the page's own.

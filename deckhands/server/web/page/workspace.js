@@ -3,32 +3,40 @@
 import { ask, download, place } from "./api.js";
 import { Code, Diff, languageOfPath } from "./code.js";
 import { save } from "./dom.js";
-import { html, useEffect, useState } from "./ui.js";
+import { html, useEffect, useRef, useState } from "./ui.js";
 
 const MOST_BYTES = 400_000, MOST_FILES = 2_000;
 const PICTURES = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp" };
 
 export function Files({ id, signal }) {
   const [files, setFiles] = useState(null), [problem, setProblem] = useState(""), [shown, setShown] = useState(null), [wanted, setWanted] = useState(""), [folder, setFolder] = useState("");
+  const asked = useRef(0);
   useEffect(() => { changes(); }, [id]);
   useEffect(() => {
+    let isOld = false;
     setFiles(null);
-    ask(`${place(id)}/files?path=${encodeURIComponent(folder || ".")}`, { signal }).then(setFiles, (error) => setProblem(error.message));
+    setProblem("");
+    ask(`${place(id)}/files?path=${encodeURIComponent(folder || ".")}`, { signal }).then((found) => isOld || setFiles(found), (error) => isOld || setProblem(error.message));
+    return () => { isOld = true; };
   }, [id, folder]);
 
+  /** Show a file, or what was read of it, unless another was chosen meanwhile. */
+  function shower() { const number = asked.current += 1; return (found) => { if (number === asked.current) setShown(found); }; }
   async function changes() {
-    try { setShown({ name: "", patch: await (await download(`${place(id)}/patch`)).text() }); } catch (error) { setShown({ name: "", problem: error.message }); }
+    const show = shower();
+    try { show({ name: "", patch: await (await download(`${place(id)}/patch`)).text() }); } catch (error) { show({ name: "", problem: error.message }); }
   }
   async function open(one) {
     const name = folder + one.name;
     if (one.kind === "directory") { setFolder(`${name}/`); setWanted(""); return; }
-    setShown({ name, isLoading: true });
+    const show = shower();
+    show({ name, isLoading: true });
     try {
       const blob = await download(`${place(id)}/files/${name.split("/").map(encodeURIComponent).join("/")}`), kind = PICTURES[name.split(".").pop().toLowerCase()];
       const url = kind ? await urlOf(new Blob([blob], { type: kind })) : "";
       const text = kind || blob.size > MOST_BYTES ? "" : await blob.text();
-      setShown({ name, blob, url, text, isBinary: text.includes("\u0000") });
-    } catch (error) { setShown({ name, problem: error.message }); }
+      show({ name, blob, url, text, isBinary: text.includes("\u0000") });
+    } catch (error) { show({ name, problem: error.message }); }
   }
   const found = (files || []).filter((one) => one.name.toLowerCase().includes(wanted.toLowerCase()));
   return html`<div class="files"><nav class="card" aria-label="Files"><button type="button" class=${`quiet file${shown && !shown.name ? " chosen" : ""}`} onClick=${changes}>All changes</button>

@@ -119,6 +119,10 @@ def test_a_run_ends_where_the_next_one_starts() -> None:
 def test_messages_of_other_ways_start_runs_and_may_be_interrupted() -> None:
     found = find_last_run(LOG)
     assert found == ("event-18", 18)
+    assert find_run(LOG, found[0]) == 18
+    assert find_run(LOG, "event-20") is None
+    named = [*LOG, *numbered([*LOG, *sent("mine", "event-18")])[len(LOG) :]]
+    assert find_run(named, "event-18") == len(LOG) + 2
     run = RunEvents("t", *found)
     last = read(run, [*items(LOG), END])[-1][1]
     (interrupt,) = last["outcome"]["interrupts"]

@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, Event, OperatorActed
+from broker.contract.interventions import ConversationChanged
+from broker.contract.kinds import EventSource
+from broker.contract.observations import AgentStateChangedObservation
+from broker.contract.recall import RecallAction, RecallType
+from deckhands.server.problems import Problem
 from deckhands.server.protocols.chat import ChatTurn
 from deckhands.server.protocols.response_messages import ResponseRequest
-from deckhands.server.protocols.responses import ResponseWriter
+from deckhands.server.protocols.responses import ResponseWriter, StoredResponse
 from deckhands.server.streams import Item
+from tests.unit.deckhands.sample_log import numbered
 
 SUMMARY = {"state": "finished", "message": "Done.", "outputs": {}, "prompt_tokens": 3, "completion_tokens": 4}
 
@@ -137,7 +146,7 @@ def test_an_answer_without_a_word_is_a_message_without_one() -> None:
         end(state="error", error_code="model", last_error="It broke."),
         Item(
             "problem",
-            {"code": "server_stopping", "status": 503, "detail": "It stops.", "remedy": "", "retryable": True},
+            {"code": "events_lost", "status": 409, "detail": "They are lost.", "remedy": "", "retryable": False},
         ),
     ],
 )
@@ -151,3 +160,85 @@ def test_a_failure_keeps_what_was_said_as_incomplete(last: Item) -> None:
     ]
     assert failed.response.output_text == "First I"
     assert json.loads(failed.model_dump_json())["response"]["error"]["code"] == "server_error"
+
+
+def test_a_stream_whose_reader_may_come_back_has_no_end() -> None:
+    for code in ("server_stopping", "slow_reader"):
+        problem = Item("problem", {"code": code, "status": 503, "detail": "-", "remedy": "", "retryable": True})
+        assert [event.type for event in streamed([problem])] == ["response.created", "response.in_progress"]
+
+
+def acted(action: str, **more: Any) -> OperatorActed:
+    return OperatorActed(author="key", action=action, **more)
+
+
+def state(agent_state: AgentState, **more: Any) -> Event:
+    return AgentStateChangedObservation(agent_state=agent_state, **more)
+
+
+def asked_for(agent_state: AgentState) -> Event:
+    return ChangeAgentStateAction(agent_state=agent_state, source=EventSource.USER)
+
+
+def said(text: str) -> list[Event]:
+    message = MessageAction(content=text, source=EventSource.USER)
+    return [message, RecallAction(recall_type=RecallType.KNOWLEDGE), state(AgentState.RUNNING)]
+
+
+def finished(text: str) -> list[Event]:
+    return [AgentFinishAction(final_thought=text), state(AgentState.FINISHED)]
+
+
+CREATED = [ConversationCreated(conversation_id="abc", source=EventSource.USER), *said("do it")]
+PAUSED = [*CREATED, acted("pause"), asked_for(AgentState.PAUSED), state(AgentState.PAUSED)]
+RESUMED = [acted("resume"), asked_for(AgentState.RUNNING), state(AgentState.RUNNING), *finished("first")]
+ASKING = [*CREATED, CmdRunAction(command="ls"), state(AgentState.AWAITING_USER_CONFIRMATION, action_id=5)]
+CONFIRMED = [acted("confirm"), asked_for(AgentState.USER_CONFIRMED), state(AgentState.USER_CONFIRMED)]
+CONFIRMED += [state(AgentState.RUNNING), *finished("first")]
+MORE = [acted("message"), *said("more"), *finished("second")]
+
+
+def stored(events: Sequence[Event], after: int = 0) -> StoredResponse:
+    return StoredResponse("abc", after, numbered(*events))
+
+
+def shown(response: StoredResponse) -> tuple[str, str]:
+    """The status and the text of a response."""
+    whole = response.whole()
+    texts = [part["text"] for item in whole["output"] if item["type"] == "message" for part in item["content"]]
+    return whole["status"], "".join(texts)
+
+
+@pytest.mark.parametrize(("waiting", "continued"), [(PAUSED, RESUMED), (ASKING, CONFIRMED)])
+def test_waiting_response_is_not_over_and_gets_its_answer(waiting: list[Event], continued: list[Event]) -> None:
+    assert (shown(stored(waiting))[0], stored(waiting).is_over) == ("in_progress", False)
+    whole = [*waiting, *continued]
+    assert (shown(stored(whole)), stored(whole).is_over) == (("completed", "first"), True)
+    assert shown(stored([*whole, *MORE])) == ("completed", "first")
+    assert shown(stored([*whole, *MORE], len(whole))) == ("completed", "second")
+
+
+def test_paused_response_is_incomplete_behind_the_next_message() -> None:
+    whole = [*PAUSED, *MORE]
+    assert (shown(stored(whole)), stored(whole).is_over) == (("incomplete", ""), True)
+    assert shown(stored(whole, len(PAUSED))) == ("completed", "second")
+
+
+def test_pause_is_no_numbered_event_of_an_open_response() -> None:
+    asked = ResponseRequest(model="CodeActAgent", input="do it", stream=True)
+    turn = ChatTurn("abc", "CodeActAgent")
+    for is_open, last in ((True, b": paused"), (False, b"event: response.incomplete")):
+        written = ResponseWriter(turn, asked, asked.as_chat(), is_open=is_open)
+        assert written.of(end(state="paused")).startswith(last)
+    assert written.whole(end(state="paused").content["summary"])["status"] == "incomplete"
+
+
+def test_events_before_its_message_do_not_hide_a_response() -> None:
+    done = [*CREATED, *finished("first")]
+    whole = [*done, ConversationChanged(title="Renamed"), acted("change"), *MORE]
+    assert shown(stored(whole, len(done))) == ("completed", "second")
+    assert shown(stored(whole)) == ("completed", "first")
+    assert not stored(whole).is_only
+    assert stored([*done, ConversationChanged(title="Renamed", source=EventSource.USER)]).is_only
+    with pytest.raises(Problem, match="no such response"):
+        stored(whole, len(done) + 3)
