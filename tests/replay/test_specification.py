@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.codec import Event
+from broker.contract import Event
 from broker.log import specification
 from broker.log.specification import MAX_VIOLATIONS, check_log
 from tests.replay.log_mutations import MUTATIONS, Log, mutate
@@ -50,11 +50,11 @@ def test_every_kind_of_event_in_a_log_is_known() -> None:
     assert kinds - {"observation.condense"} == specification.KINDS  # which is part of views only
 
 
-def test_a_segment_begins_with_one_earlier_reply() -> None:
+def test_a_segment_starts_with_one_earlier_reply() -> None:
     log = load(GOLDEN[0])
     reply = next(event["id"] for event in log if event["kind"] == "model.reply")
     for reply_ids, refused in (([reply], []), ([reply, reply], ["turn"]), ([1], ["turn"]), ([99], ["turn"])):
-        segments = [
+        segments: Log = [
             {**log[-1], "id": len(log) + number, "kind": "model.segment_started", "reply_id": one, "reason": "rollback"}
             for number, one in enumerate(reply_ids, 1)
         ]
