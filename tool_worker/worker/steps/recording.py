@@ -52,7 +52,7 @@ class Recorder:
             # This text contains no secrets.
             await self._append(EventLog(self._log.store), run, make_replacement(observation, text, error))
         failpoint("tool.after_append")
-        if run.is_stopped and not run.is_recorded:
+        if run.is_stopped and not run.is_recorded and not run.is_abandoned:
             await self._report_stop(run)
         if self._checkpointing is not None and run.delivery.workspace.path is None:
             await self._checkpointing.note_result(run.conversation_id, observation.workspace_use)
