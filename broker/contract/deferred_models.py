@@ -4,7 +4,8 @@ Pydantic collects the fields of a model while its class statement runs, which co
 command that reads a log defines 150 models and uses 40, so these classes wait.
 
 Holds: once a class is built, it is an ordinary model at the usual speed. A class that waits has its methods, its class
-variables and its place in the inheritance; each attribute of Pydantic builds it first, and so does a new object.
+variables and its place in the inheritance; each attribute of Pydantic builds it first, and so does a new object, even
+one that is unpickled.
 Does not: defer classes inside functions, whose annotations may name local variables.
 """
 
@@ -41,6 +42,12 @@ class _KeepClass(ABCMeta):
         return kept
 
 
+def _set_state(self: Any, state: dict[Any, Any]) -> None:
+    """Fill an object that is unpickled, of a class that waits: nothing has called this class."""
+    _build(type(self))
+    self.__setstate__(state)  # now Pydantic's
+
+
 class DeferredModel(ModelMetaclass, _KeepClass):
     """The metaclass of models that are built when they are first used."""
 
@@ -48,7 +55,7 @@ class DeferredModel(ModelMetaclass, _KeepClass):
         """Create a class that waits."""
         if kwargs or "<locals>" in namespace["__qualname__"]:
             return super().__new__(mcs, name, bases, namespace, **kwargs)
-        cls = ABCMeta.__new__(_Waiting, name, bases, dict(namespace))
+        cls = ABCMeta.__new__(_Waiting, name, bases, {"__setstate__": _set_state} | namespace)
         _waiting[cls] = namespace
         return cls
 
@@ -67,14 +74,19 @@ class _Waiting(DeferredModel):
 
 
 def _build(cls: Any) -> None:
-    """Build a class and its bases. Another thread waits until they are built."""
+    """Build a class and its bases. Another thread waits until they are built. If it fails, the next use tries again."""
     with _lock:
         if (namespace := _waiting.pop(cls, None)) is None:
             return
-        for base in cls.__mro__[1:]:
-            if type(base) is _Waiting:
-                _build(base)
-        namespace[_CLASS] = cls
-        build = super(DeferredModel, DeferredModel).__new__
-        build(DeferredModel, cls.__name__, cls.__bases__, namespace, __pydantic_reset_parent_namespace__=False)
+        try:
+            for base in cls.__mro__[1:]:
+                if type(base) is _Waiting:
+                    _build(base)
+            build, content = super(DeferredModel, DeferredModel).__new__, namespace | {_CLASS: cls}
+            build(DeferredModel, cls.__name__, cls.__bases__, content, __pydantic_reset_parent_namespace__=False)
+        except BaseException:
+            _waiting[cls] = namespace
+            raise
         cls.__class__ = DeferredModel
+        if cls.__dict__.get("__setstate__") is _set_state:
+            del cls.__setstate__

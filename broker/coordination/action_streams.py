@@ -31,6 +31,8 @@ class ActionDelivery:
         workspace: the workspace of the conversation's tools.
         place: `<stream>|<entry id>`, acknowledged together with the observation.
         is_anywhere: it was sent to a pool and not to its workspace. The claim binds no workspace to this node.
+        sealed_workspace: the text of `workspace`, as it was dispatched.
+        capability: allows news of this action, see results.lua.
     """
 
     conversation_id: str
@@ -39,6 +41,8 @@ class ActionDelivery:
     workspace: WorkspaceSpec
     location: str
     is_anywhere: bool = False
+    sealed_workspace: bytes = b""
+    capability: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,8 @@ def _seal(delivery: ActionDelivery) -> str:
     """
     stream = delivery.location.rpartition("|")[0].replace(":act:interactive:", ":act:", 1)
     route = stream.partition(":act:")[2] if delivery.is_anywhere else "bound"
-    text = b"%d %b %b" % (delivery.action_id, route.encode(), delivery.entry)
+    workspace = hashlib.sha1(delivery.sealed_workspace, usedforsecurity=False).hexdigest()
+    text = b"%d %b %b %b" % (delivery.action_id, route.encode(), workspace.encode(), delivery.entry)
     return hashlib.sha1(text, usedforsecurity=False).hexdigest()
 
 
@@ -165,10 +170,12 @@ class ActionQueue:
             if order not in ORDERS:
                 raise ValueError(f"there is no order {order!r}")
             return ControlDelivery(cid, action_id, order, place, token)
-        workspace = WorkspaceSpec.model_validate_json(fields.get(b"w") or b"{}")
+        text = fields.get(b"w", b"")
+        workspace = WorkspaceSpec.model_validate_json(text or b"{}")
+        capability = fields.get(b"k", b"").decode()
         with suppress(StoreTooNew):  # the executor answers it; an encrypted one is checked when it is decrypted
             codec.decode_wire(fields[b"e"])
-        return ActionDelivery(cid, action_id, fields[b"e"], workspace, place, is_anywhere=b"p" in fields)
+        return ActionDelivery(cid, action_id, fields[b"e"], workspace, place, b"p" in fields, text, capability)
 
     async def claim(self, delivery: ActionDelivery) -> ClaimOutcome:
         """Claim an action before its side effect. Binds the conversation's workspace to this node.

@@ -2,12 +2,11 @@
 
 Holds: any worker declares another one dead whose heartbeat has expired. Its conversations go back to the ready stream,
 and its deliveries to their streams. A worker that was declared dead in one shard learns it from its next beat, hands
-back what it has in the others, and starts over. A
-beat is one round trip, on a cluster one to each node; a node that does not answer delays no beat elsewhere. A worker to
-which the store answers slowly announces a longer time to live. A worker that was stopped itself does not, because its
-later death would be detected later. The beats keep the store's time by the workers' monotonic clocks, and return it to
-the workers: see clock.lua and `SharedClock`. Every few beats repeat the worker's facts, because others rely on them; a
-foreign write to them lasts only until then.
+back what it has in the others, and starts over. A beat is one round trip, on a cluster one to each node; a node that
+does not answer delays no beat elsewhere. A worker to which the store answers slowly announces a longer time to live. A
+worker that was stopped itself does not, because its later death would be detected later. The beats keep the store's
+time by the workers' monotonic clocks, and return it to the workers: see clock.lua and `SharedClock`. Every few beats
+repeat the worker's facts, because others rely on them; a foreign write to them lasts only until then.
 Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
 """
 
@@ -307,13 +306,19 @@ class Membership:
         self.figures.record_lag(self._store.clock.monotonic() - began - self._interval_seconds)
 
     async def leave(self) -> None:
-        """Hand everything back at once. Idempotent."""
+        """Hand everything back at once. Idempotent.
+
+        A shard that fails stops none of the others; its error is raised after them.
+        """
 
         async def leave_shard(names: ShardKeys) -> None:
             while await self._store.call_function("deck_leave", (names.root,), self._worker_id) != ["left"]:
                 pass  # each call hands back up to a thousand items
 
-        await asyncio.gather(*map(leave_shard, self._store.all_shards))
+        left = await asyncio.gather(*map(leave_shard, self._store.all_shards), return_exceptions=True)
+        for error in left:
+            if error is not None:
+                raise error
 
     async def leave_soon(self) -> None:
         """Hand back what this name still has where it is not presumed dead.

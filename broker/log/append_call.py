@@ -94,16 +94,19 @@ class ProducerWriter(NamedTuple):
         condition: condition for the append.
         quiet: send no notification.
         seen_id: required id of the last event; None for any.
+        capability: of the action whose end it reports; or empty.
     """
 
     key: str
     condition: Condition = ""
     is_quiet: bool = False
     seen_id: int | None = None
+    capability: str = ""
 
     def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
         named: NamedArguments = {"by": "producer", "key": self.key, "condition": self.condition, "quiet": self.is_quiet}
+        named |= {"capability": self.capability} if self.capability else {}
         return named if self.seen_id is None else named | {"seen": str(self.seen_id)}
 
 

@@ -20,6 +20,7 @@ from broker.contract import (
     ConversationCreated,
     Event,
     Ownership,
+    PartyStopped,
     StartWindow,
     WorkspaceSpec,
     WorkspaceUse,
@@ -238,6 +239,18 @@ class EventLog:
             raise ConversationMoved(conversation_id, outcome.last_id)
         assert isinstance(outcome, Appended | Duplicate | Closed)
         return outcome
+
+    async def append_stop(self, conversation_id: str, stopped: PartyStopped, *, capability: str = "") -> None:
+        """Append, as a tool worker, that a stopped action has ended. Once for each action.
+
+        Args:
+            capability: of the action, see `ActionDelivery`.
+
+        Raises:
+            UnknownConversation: no such conversation.
+        """
+        writer = ProducerWriter(f"party_stopped:{stopped.action_id}", is_quiet=True, capability=capability)
+        await self._append(conversation_id, writer, [stopped])
 
     async def append_observation(
         self,

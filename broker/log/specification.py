@@ -11,7 +11,7 @@ The rules, by the name that a violation has:
     answer        it has a kind that fits its action, and names the same tool call
     settled       when a conversation ends, each action that needs an observation has it
     claim         a reply is based on everything that an earlier owner has written, so a former owner's reply is refused
-    turn          an action belongs to the reply that asked for it, and a message to a user or to a reply
+    turn          an action belongs to the reply that asked for it, a message to a user or a reply, a segment to a reply
     state         the agent's state changes for a reason that the log names
     confirmation  what waits for a confirmation runs only after it, once, and as it was shown
     budget        no model is called when a limit has been reached; costs are amounts of money and add up
@@ -36,8 +36,7 @@ from typing import Any
 JsonEvent = Mapping[str, Any]
 
 MAX_VIOLATIONS, SHOWN_CHARS = 100, 60
-CLOCK_TOLERANCE_SECONDS = 86_400.0  # clocks of writers differ, by an hour perhaps
-USD_TOLERANCE = 1e-6
+CLOCK_TOLERANCE_SECONDS, USD_TOLERANCE = 86_400.0, 1e-6  # clocks of writers differ, by an hour perhaps
 
 # --- The kinds of events ---------------------------------------------------------------------------------------------
 
@@ -78,10 +77,8 @@ REPORTS = _kinds(
     "error feature_list",
 )
 MODEL_CALLS = _kinds("model", "reply failed deferred admitted")
-OTHERS = _kinds(
-    "conversation", "created begun changed operator_acted delegate_ended confirmation_reminder party_stopped"
-)
-OTHERS |= {"model.switched"}
+OTHERS = _kinds("conversation", "created begun changed operator_acted delegate_ended confirmation_reminder")
+OTHERS |= {"conversation.party_stopped", "model.switched", "model.segment_started"}
 KINDS = frozenset(ANSWERS) | UNANSWERED | REPORTS | MODEL_CALLS | OTHERS | frozenset().union(*ANSWERS.values())
 SOURCES = frozenset({"agent", "user", "environment"})
 
@@ -93,12 +90,9 @@ REQUESTABLE, CONFIRMATIONS = {"running", "paused", "stopped"}, frozenset({"user_
 KEEPS_ACTIONS = frozenset({"paused", "awaiting_user_confirmation"})  # settled, but the actions of a turn wait
 UNREAD = re.compile(r"crashed its worker (?:[4-9]|\d\d+) times", re.ASCII)
 UNREAD_CODES = frozenset({"secrets_locked", "corrupt_entry", "events_lost"})  # no owner can read it to settle actions
-NOT_STARTED = "AGENT_ERROR$DELEGATE_NOT_STARTED"
 # Fields in which a confirmed action differs from the one that was shown.
-FREE_IN_A_COPY = frozenset(
-    {"id", "timestamp", "thought", "confirmation_state", "replaces", "traceparent", "cause_id", "blobs"}
-)
-IMPORTED_FROM = ("openhands", "openhands-sdk")
+FREE_IN_A_COPY = {"id", "timestamp", "thought", "confirmation_state", "replaces", "traceparent", "cause_id", "blobs"}
+NOT_STARTED, IMPORTED_FROM = "AGENT_ERROR$DELEGATE_NOT_STARTED", ("openhands", "openhands-sdk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +121,8 @@ class Conversation:
         self.unread = self.last_message = self.turn = self.cancelled_at = self.changed_at = 0
         self.is_turn_open = self.is_at_rest = self.are_limits_changed = False
         self.calls: dict[str, list[str]] = {}  # of the latest reply, without those that led to something
-        self.answered: dict[int, int] = {}
-        self.stopped: set[tuple[str, int]] = set()
-        self.open_tools: dict[int, JsonEvent] = {}  # the next step waits for these, and for the others
-        self.open_others: dict[int, JsonEvent] = {}
+        self.answered, self.stopped, self.segments = dict[int, int](), set[tuple[str, int]](), set[int]()
+        self.open_tools, self.open_others = dict[int, JsonEvent](), dict[int, JsonEvent]()  # the next step waits
         self.answer: JsonEvent = {}
         self.delegates: dict[int, tuple[str, str]] = {}  # asked, refused, ended or reported; and its conversation
         self.steps, self.delegated_steps, self.usd, self.tokens = 0, 0.0, 0.0, 0.0
@@ -162,6 +154,8 @@ class Conversation:
             self._read_call(event, kind)
         elif kind == "conversation.party_stopped":
             self._read_stop(event)
+        elif kind == "model.segment_started":
+            self._read_segment(event)
         else:
             self._read_change(event, kind)
         if self.number == self.forked_at:  # what was to follow in the same append stays in the origin
@@ -206,6 +200,12 @@ class Conversation:
         if not is_stopped or one in self.stopped:
             self.refuse("stop", "says that something has ended which nothing has stopped, or which had ended before")
         self.stopped.add(one)
+
+    def _read_segment(self, segment: JsonEvent) -> None:
+        reply = _integer(segment, "reply_id")
+        if reply in self.segments or _text(self._earlier(segment, "reply_id"), "kind") != "model.reply":
+            self.refuse("turn", f"starts a segment with event {reply}, which is no earlier reply, or has started one")
+        self.segments.add(reply)
 
     # --- Model calls: claim, takeover and budget ---------------------------------------------------------------------
     def _read_call(self, event: JsonEvent, kind: str) -> None:

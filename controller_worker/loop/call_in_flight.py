@@ -51,7 +51,6 @@ from controller_worker.model import (
 from controller_worker.providers import Completion, NoResponseError, estimate_prompt_tokens
 from controller_worker.security import assess
 
-STOP_SECONDS = 5.0
 WARM_TEMPERATURE = 1.0
 """The temperature after an empty reply, if none is set: the same question would get the same answer (6.3)."""
 
@@ -176,24 +175,22 @@ class CallInFlight:
         else:
             await self.permit.charge(state, answer.result)
 
-    async def cancel(self, state: State) -> float | None:
-        """Cancel a call whose answer is no longer needed, and return after how many seconds it has ended.
+    def cancel(self, state: State) -> asyncio.Task[None] | None:
+        """Cancel a call whose answer is no longer needed, and return its task, which may take a while to end.
 
-        None: there was no call, or it continues after `STOP_SECONDS`, like a thread that cannot be ended.
+        None: no call was in flight.
         """
-        began, task = self._services.store.clock.monotonic(), self._task.cancel()
-        if task is None:
-            return None
-        self.answer = None
-        self.permit.abandon(state)
-        ended, _ = await asyncio.wait([task], timeout=STOP_SECONDS)
-        return self._services.store.clock.monotonic() - began if ended else None
+        is_running, task = self._task.is_running, self._task.cancel()
+        if is_running:
+            self.answer = None
+            self.permit.abandon(state)
+        return task
 
-    async def give_up(self, state: State) -> float | None:
+    async def give_up(self, state: State) -> asyncio.Task[None] | None:
         """Cancel the call and its permit wait: another question replaces it. Returns what `cancel` returns."""
-        seconds = await self.cancel(state)
+        task = self.cancel(state)
         await self.permit.withdraw(state, is_over=True)
-        return seconds
+        return task
 
     def abandon(self, state: State) -> None:
         """Cancel the call and release its permit or its place in the queue: the conversation has left this worker."""

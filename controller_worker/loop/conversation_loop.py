@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 
 from broker.contract import AgentState, PartyStopped, is_settled
 from broker.coordination import CarriedEvent, ClaimedConversation, CrashAttribution
-from broker.runtime import CONVERSATION, Clock, OwnershipLost
+from broker.runtime import CONVERSATION, Clock, DeckhandsError, OwnershipLost
 from controller_worker.core import Append, Commit, State, find_decision_name, is_call_ending, next_effect
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.failed_conversation import rest_in_error
@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 16
 """Rounds in which neither the log grows nor a side effect runs. One or two are usual; more mean an endless loop."""
+
+STOP_SECONDS = 5.0
+"""How long the end of a stopped model call is awaited. One that continues, like a thread, is not reported."""
 
 FORGET_HISTORY_AFTER_SECONDS = 20.0
 """A call that has taken so long may take as long again. Reading the log again costs milliseconds."""
@@ -271,15 +274,29 @@ class ConversationLoop:
             await self._append(then)
         return then is not NextMove.WAIT
 
-    async def _report_stop(self, seconds: float | None) -> None:
-        """Append that the model call has ended which a request has stopped; None if none was in flight.
+    def _report_stop(self, call: asyncio.Task[None] | None) -> None:
+        """Report the end of the model call that a request has stopped; None if none was in flight.
+
+        Beside the loop: the conversation continues, or is released, before a slow call has ended.
+        """
+        if call is not None:
+            key = f"party_stopped:model:{self.state.version}"
+            self._services.permits.release_later(self._append_stop(call, key))
+
+    async def _append_stop(self, call: asyncio.Task[None], key: str) -> None:
+        """Append that a stopped call has ended.
 
         As a producer: the decision of this owner is in the log already, and the next one may be another's.
         """
-        if seconds is not None:
-            stopped = PartyStopped(party="model", seconds=round(seconds, 3))
-            key = f"party_stopped:model:{self.state.version}"
+        began = self._services.store.clock.monotonic()
+        if not (await asyncio.wait([call], timeout=STOP_SECONDS))[0]:
+            return
+        stopped = PartyStopped(party="model", seconds=round(self._services.store.clock.monotonic() - began, 3))
+        try:
             await self._services.log.append(self.conversation_id, [stopped], key=key, quiet=True)
+        except DeckhandsError as error:  # the call has ended anyway
+            _log.warning("the end of a stopped call of %s is not recorded: %s", self.conversation_id, error)
+        self._log.has_new_events = True
 
     async def _append(self, wanted: Append) -> bool:
         """Append; return False if the log has grown, so that the core must decide again."""
@@ -293,10 +310,10 @@ class ConversationLoop:
         self._performer.note_dispatched(commit)
         self._commit = commit
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
-            stopped_after = await self._call.cancel(self.state)
-            await self._report_stop(stopped_after if self.state.lifecycle.agent_state is AgentState.STOPPED else None)
+            call = self._call.cancel(self.state)
+            self._report_stop(call if self.state.lifecycle.agent_state is AgentState.STOPPED else None)
         elif any(map(is_call_ending, commit.events)):
-            await self._report_stop(await self._call.give_up(self.state))
+            self._report_stop(await self._call.give_up(self.state))
         if not commit.is_partial:  # else it would keep all events of the remaining appends
             await self._log.save_snapshot()
         return True

@@ -394,19 +394,22 @@ class Chaos:
 
     async def _disturb_link(self, kind: str, due: float) -> Coroutine[Any, Any, None] | None:
         worker = self._choose_own(kind)
-        if worker.proxy is None:
+        if (proxy := worker.proxy) is None:
             raise NotPossible(PROXY_REASON)
         lasts = self._draw_between(3.0, 8.0) if kind == "delay" else self._draw_between(2.0, 8.0)
         moment = await self._look_at_clocks()
         if kind == "delay":
-            worker.proxy.delay_seconds = self._draw_between(0.1, 0.6)
+            proxy.delay_seconds = self._draw_between(0.1, 0.6)
         else:
-            worker.proxy.cut()
+            proxy.cut()
         self._note(moment, kind, worker.name, due, pid=worker.child.pid if worker.child else 0, lasts=lasts)
 
         async def restore() -> None:
             await asyncio.sleep(lasts)
-            worker.restore()
+            if kind == "delay":
+                proxy.delay_seconds = 0.0
+            else:
+                proxy.join()
 
         return restore()
 
@@ -448,18 +451,18 @@ class Chaos:
 
     async def _change_clock(self, due: float) -> Coroutine[Any, Any, None]:
         worker = self._choose_own("clock")
-        if worker.clock is None:
+        if (clock := worker.clock) is None:
             raise NotPossible(CLOCK_REASON)
         step = CLOCK_STEPS_SECONDS[int(self._draw() * len(CLOCK_STEPS_SECONDS))]
         lasts = self._draw_between(3.0, 8.0)
         moment = await self._look_at_clocks()
-        worker.clock.step(step)
+        clock.step(step)
         pid = worker.child.pid if worker.child else 0
         self._note(moment, "clock", f"{worker.name}, by {step:+,} s", due, pid=pid, lasts=lasts)
 
         async def step_back() -> None:
             await asyncio.sleep(lasts)
-            worker.restore()
+            clock.restore()
 
         return step_back()
 

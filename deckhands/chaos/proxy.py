@@ -64,10 +64,14 @@ class StoreProxy:
         """Pass nothing on."""
         self._open.clear()
 
+    def join(self) -> None:
+        """Pass everything on again, with the delay that it has. Idempotent."""
+        self._open.set()
+
     def restore(self) -> None:
         """Pass everything on without a delay. Idempotent."""
         self.delay_seconds = 0.0
-        self._open.set()
+        self.join()
 
     async def _serve(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
         await self._open.wait()

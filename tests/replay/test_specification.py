@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.contract import Event
 from broker.log import specification
 from broker.log.specification import MAX_VIOLATIONS, check_log
 from tests.replay.log_mutations import MUTATIONS, Log, mutate
@@ -42,6 +43,22 @@ def test_mutated_logs_are_refused_with_the_reason(name: str) -> None:
         found = check_log(log)
         assert rule in [one.rule for one in found], (source, found[:3])
         assert all(len(one.text.split()) > 3 and one.text.isprintable() for one in found)
+
+
+def test_every_kind_of_event_in_a_log_is_known() -> None:
+    kinds = {kind for kind, one in Event.KINDS.items() if one.__module__.startswith("broker.")}
+    assert kinds - {"observation.condense"} == specification.KINDS  # which is part of views only
+
+
+def test_a_segment_starts_with_one_earlier_reply() -> None:
+    log = load(GOLDEN[0])
+    reply = next(event["id"] for event in log if event["kind"] == "model.reply")
+    for reply_ids, refused in (([reply], []), ([reply, reply], ["turn"]), ([1], ["turn"]), ([99], ["turn"])):
+        segments: Log = [
+            {**log[-1], "id": len(log) + number, "kind": "model.segment_started", "reply_id": one, "reason": "rollback"}
+            for number, one in enumerate(reply_ids, 1)
+        ]
+        assert [one.rule for one in check_log([*log, *segments])] == refused
 
 
 def test_there_are_enough_mutations() -> None:

@@ -4,7 +4,7 @@
 --                                  (or '-': its result was refused)
 --                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled it
 --                                  k:<action> -> its checksum   b:<action> -> its bytes while it waits in a line
---                                  g:<action> -> its capability while it waits in a line
+--                                  g:<action> d:<action> -> its capability, and its workspace, while it waits in a line
 
 local groups = require('log/lua/groups')
 local history = require('log/lua/history')
@@ -41,10 +41,10 @@ function actions.hand_over_action(shard, stream, member)
   if place ~= stream .. '|' .. turns.WAITING and place ~= stream .. '|' .. WAITING_FOR_POOL then return false end
   -- An earlier version has not noted the bytes. If they are nowhere, the log has lost it.
   local bytes = store.get(once, 'b:' .. action) or history.bytes_of(base, action)
-  local capability = store.get(once, 'g:' .. action)
-  redis.call('HDEL', once, bytes and 'b:' .. action or 'q:' .. action, 'g:' .. action)
+  local capability, sealed = unpack(redis.call('HMGET', once, 'g:' .. action, 'd:' .. action))
+  redis.call('HDEL', once, bytes and 'b:' .. action or 'q:' .. action, 'g:' .. action, 'd:' .. action)
   if not bytes then return false end
-  local workspace = store.get(base .. ':meta', 'workspace') or ''
+  local workspace = sealed or store.get(base .. ':meta', 'workspace') or ''
   add_action(stream, once, cid, action, bytes, workspace, place == stream .. '|' .. WAITING_FOR_POOL, capability)
   return true
 end
@@ -93,9 +93,13 @@ end
 -- 'pool:<name>', it goes to that pool wherever the workspace is, and the entry says so ('p'). The stream of interactive
 -- actions exists once a worker that reads it has registered.
 -- Its entry carries its capability, if it has one.
-function actions.enqueue(shard, meta, once, cid, action, bytes, wanted, capability)
+-- from: the random text for its capability as `seed`; or `k` and `w` of its earlier entry, which may be forged, so no seed
+function actions.enqueue(shard, base, cid, action, bytes, wanted, from)
+  local meta, once = base .. ':meta', base .. ':once'
   local found = redis.call('HMGET', meta, 'node', 'pool', 'workspace', 'class', 'tenant')
-  local node, pool, workspace, class, tenant = unpack(found)
+  local node, pool, noted, class, tenant = unpack(found)
+  local workspace = from['w'] or noted or ''
+  local capability = from['k'] or results.grant(base, cid, action, from['seed'], bytes, wanted, workspace)
   local route = wanted
   if not route then
     local is_bound = node and not (nodes.is_lost(shard, node) and nodes.unbind(meta))
@@ -110,10 +114,10 @@ function actions.enqueue(shard, meta, once, cid, action, bytes, wanted, capabili
   if turns.line_up(shard, stream, groups.TOOLS, cid .. ' ' .. action, class, tenant) then
     local place = stream .. '|' .. (wanted and WAITING_FOR_POOL or turns.WAITING)
     redis.call('HSET', once, 'q:' .. action, place, 'b:' .. action, bytes)
-    if capability then redis.call('HSET', once, 'g:' .. action, capability) end
+    if capability then redis.call('HSET', once, 'g:' .. action, capability, 'd:' .. action, workspace) end
     if not all_nodes_have_lines(shard, stream) then actions.pump_actions(shard, stream) end
   else
-    add_action(stream, once, cid, action, bytes, workspace or '', wanted, capability)
+    add_action(stream, once, cid, action, bytes, workspace, wanted, capability)
   end
 end
 
@@ -147,8 +151,7 @@ local function dispatch(keys, args)
     redis.call('HSET', once, 'w:' .. action, results.REFUSED)  -- whatever it leaves has no capability
   end
   local route = args[6] ~= '' and args[6] or nil
-  local capability = results.grant(base, cid, action, args[7], args[5], route)
-  actions.enqueue(shard, meta, once, cid, action, args[5], route, capability)
+  actions.enqueue(shard, base, cid, action, args[5], route, {seed = args[7]})
   return {'enqueued'}
 end
 
@@ -200,7 +203,7 @@ local function claim_action(keys, args)
     local found = redis.call('XRANGE', stream, entry, entry)
     if #found == 1 then
       local about = store.pairs_of(found[1][2])
-      actions.enqueue(shard, meta, once, cid, action, about['e'], nil, about['k'])
+      actions.enqueue(shard, base, cid, action, about['e'], nil, {k = about['k'], w = about['w']})
     end
     actions.acknowledge(place)
     return {'forwarded', bound}

@@ -225,14 +225,13 @@ local function write_events(a)
     redis.call('XADD', events, last .. '-0', 'e', bytes)
     if dispatch then
       local route = dispatch ~= '1' and dispatch or nil
-      local capability = results.grant(a.base, a.cid, last, a.call.seed, bytes, route)
-      actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, route, capability)
+      actions.enqueue(a.shard, a.base, a.cid, last, bytes, route, {seed = a.call.seed})
     end
     if answers then
       redis.call('HSET', once, 'o:' .. answers, settled_by(a, once, answers, last))
       redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers, 'k:' .. answers,
-        'b:' .. answers, 'g:' .. answers)
-      results.forget_grant(a.base, answers)
+        'b:' .. answers, 'g:' .. answers, 'd:' .. answers)
+      if a.call.by == 'tool' then results.forget_grant(a.base, answers) else results.stop_grant(a.base, answers) end
     end
   end
   a.last = last
@@ -313,6 +312,7 @@ end
 --                  condition 'message:<policy>': a user's message, refused while the agent works if the policy, by
 --                  default the conversation's, is 'reject'; 'expire': refused unless the conversation is scheduled
 --                  seen: required id of the last event, or nil
+--                  capability: of the action whose end this is, see results.leave_stop; or nil
 --   by 'tool'      worker, action, checksum of the action, see history.remembers_action
 --                  fingerprint: of the action, for workspace hosts; or nil
 --                  uses: whether the action has used the workspace; nil: it may have
@@ -342,12 +342,13 @@ local function append(keys, args, call)
   local reply = check[a.call.by](a)
   if reply then return reply[1] == 'duplicate' and store.with_acks(reply, a.found[ACKS]) or reply end
   if has_another_key(a) then return {'locked'} end
+  local stopped = a.call.by == 'producer' and string.match(a.call.key, STOPPED)
   if (a.call.by == 'tool' or a.call.by == 'producer') and results.must_wait(a.base) then
     local gap = a.call.by == 'producer' and string.match(a.call.key, '^gap:(.*)$')
-    local stopped = a.call.by == 'producer' and string.match(a.call.key, STOPPED)
     if gap then results.leave_gap(a.shard, a.base, a.cid, gap, a.found[OWNER], a.found[RUNG], a.now)
     elseif stopped then
-      results.leave_stop(a.shard, a.base, a.cid, stopped, a.args[3], a.found[OWNER], a.found[RUNG], a.now)
+      local capability, bytes = a.call.capability, a.args[3]
+      results.leave_stop(a.shard, a.base, a.cid, stopped, capability, bytes, a.found[OWNER], a.found[RUNG], a.now)
     elseif a.call.by == 'producer' then return {err = 'NOPERM this user may not add to a log'}
     else
       results.leave(a.shard, a.base, a.cid, a.call, a.args[3], a.found[OWNER], a.found[RUNG], a.now)
@@ -359,6 +360,7 @@ local function append(keys, args, call)
   local update, relabels = fields_of(a)
   cancel_actions(a)
   write_events(a)
+  if stopped then results.forget_grant(a.base, stopped) end
   write_fields(a, update, relabels)
   leave_word(a)
   notify(a)

@@ -16,7 +16,7 @@ local function leave_with(shard, node, stream, entry, about)
   if about['x'] then return true end
   if not about['e'] or store.get(once, 'q:' .. about['a']) ~= place then return false end
   if store.get(meta, 'node') == node and not nodes.unbind(meta) then return true end
-  actions.enqueue(shard, meta, once, about['c'], about['a'], about['e'], nil, about['k'])
+  actions.enqueue(shard, base, about['c'], about['a'], about['e'], nil, {k = about['k'], w = about['w']})
   actions.acknowledge(place)
   return false
 end

@@ -4,8 +4,9 @@
 -- logs, as in a store without users for roles, they do so at once.
 -- Keys:  conversation base  :results  stream  a=action w=worker k=capability s=checksum f=fingerprint u=used e=bytes
 --                                     tool workers may add to it, and read and remove nothing. s=stop: not an observation,
---                                     but the news that a stopped action has ended, which needs no capability
---                           :grants   hash    action -> '<SHA-1 of its capability> <its seal>'; tool workers only read it
+--                                     but the news that a stopped action has ended
+--                           :grants   hash    action -> '<SHA-1 of its capability> <its seal>', or 'stopped' in place of the
+--                                     seal when its controller has answered it; tool workers only read it
 --        shard base         :worker:<id>:mail stream   r=1: there are results to settle
 
 local history = require('log/lua/history')
@@ -21,16 +22,17 @@ local MOST_BYTES = 4194304        -- of the results in one reply, but at least o
 -- Instead of the claimer of an action whose result was refused: it may have run, so its next worker asks the journal.
 results.REFUSED = '-'
 results.STOP = 'stop'
-results.STOPPED = 'p:party_stopped:'
+
+local STOPPED = ' stopped'
 
 -- Make the capability of an action that is dispatched, and seal what may run for it. The caller brings the randomness; an
 -- earlier version brings none, and a user with the rights of an earlier version may not write it.
 -- route: 'pool:<name>' if any node of that pool may run it, and no other pool; otherwise nil
-function results.grant(base, cid, action, seed, bytes, route)
+function results.grant(base, cid, action, seed, bytes, route, workspace)
   local grants = base .. ':grants'
   if not seed or seed == '' or not store.may('HSET', grants, action, '') then return nil end
   local capability = redis.sha1hex(seed .. ' ' .. cid .. ' ' .. action)
-  local seal = redis.sha1hex(action .. ' ' .. (route or 'bound') .. ' ' .. bytes)
+  local seal = redis.sha1hex(table.concat({action, route or 'bound', redis.sha1hex(workspace), bytes}, ' '))
   redis.call('HSET', grants, action, redis.sha1hex(capability) .. ' ' .. seal)
   return capability
 end
@@ -51,6 +53,14 @@ end
 
 function results.forget_grant(base, action)
   if store.may('HDEL', base .. ':grants', action) then redis.call('HDEL', base .. ':grants', action) end
+end
+
+-- Keep nothing of the grant of an action that its controller has answered, but the capability: for the news that it has
+-- ended. Tool workers can write what `once` says of it, and not this.
+function results.stop_grant(base, action)
+  local grants = base .. ':grants'
+  local granted = store.may('HSET', grants, action, '') and store.get(grants, action)
+  if granted then redis.call('HSET', grants, action, string.sub(granted, 1, 40) .. STOPPED) end
 end
 
 -- Whether the caller has to leave what it would append.
@@ -82,8 +92,8 @@ function results.leave_gap(shard, base, cid, gap, owner, notified, now)
 end
 
 -- Leave the news that a stopped action has ended. A controller reads it; it is appended once for each action.
-function results.leave_stop(shard, base, cid, action, bytes, owner, notified, now)
-  redis.call('XADD', base .. ':results', '*', 'a', action, 's', results.STOP, 'e', bytes)
+function results.leave_stop(shard, base, cid, action, capability, bytes, owner, notified, now)
+  redis.call('XADD', base .. ':results', '*', 'a', action, 's', results.STOP, 'k', capability or '', 'e', bytes)
   tell(shard, base .. ':meta', cid, owner, notified, now)
 end
 
@@ -92,10 +102,14 @@ function results.are_waiting(base)
   return store.may('EXISTS', base .. ':results') and redis.call('EXISTS', base .. ':results') == 1
 end
 
--- Whether a result waits that may be accepted: of an action with a capability.
+-- Whether a result waits that may be accepted: of an action with a capability that nothing has answered.
 function results.may_be_accepted(base)
   local grants = base .. ':grants'
-  return results.are_waiting(base) and store.may('EXISTS', grants) and redis.call('EXISTS', grants) == 1
+  if not results.are_waiting(base) or not store.may('HGETALL', grants) then return false end
+  for _, granted in ipairs(redis.call('HGETALL', grants)) do
+    if #granted > 41 and string.sub(granted, 41) ~= STOPPED then return true end
+  end
+  return false
 end
 
 -- Tell the owner that claims a conversation that results wait.
@@ -111,6 +125,7 @@ local function action_of(base, found)
   local granted = action and redis.call('HGET', base .. ':grants', action)
   local claimer = action and store.get(base .. ':once', 'w:' .. action)
   if not granted or string.sub(granted, 1, 40) ~= redis.sha1hex(found['k'] or '') then return nil end
+  if string.sub(granted, 41) == STOPPED then return nil end
   return claimer == found['w'] and found['e'] and action or nil
 end
 
@@ -120,11 +135,11 @@ function results.was_stopped(base, action)
   return settled and not string.match(settled, '^%d+:%d+:[^:]*:.')
 end
 
--- The action whose end is news: it was stopped, and there is no such news yet; otherwise nil.
+-- The action whose end is news: it was stopped, and no such news has used its capability; otherwise nil.
 local function stop_of(base, found)
-  local action, once = string.match(found['a'] or '', '^%d+$'), base .. ':once'
-  local is_news = found['s'] == results.STOP and action and found['e'] and results.was_stopped(base, action)
-  return is_news and not store.get(once, results.STOPPED .. action) and action or nil
+  local action = found['s'] == results.STOP and found['e'] and string.match(found['a'] or '', '^%d+$')
+  local granted = action and redis.call('HGET', base .. ':grants', action)
+  return granted == redis.sha1hex(found['k'] or '') .. STOPPED and action or nil
 end
 
 -- Refuse a result. Its claimer is alive and has done what it would do, so the action has to be dispatched again.
@@ -154,7 +169,7 @@ local function finish(base, shard, cid, id, action, bytes)
     if why ~= '' then refuse(base, shard, key, id, found, why) end
     redis.call('XDEL', key, id)
   elseif found and stop_of(base, found) == action then
-    local call = {by = 'producer', key = string.sub(results.STOPPED, 3) .. action, quiet = true, events = {{}}}
+    local call = {by = 'producer', key = 'party_stopped:' .. action, quiet = true, events = {{}}}
     if bytes ~= '' then store.attempt(shard, key, id, results.append, {base, shard}, {cid, '', bytes}, call) end
     redis.call('XDEL', key, id)
   end

@@ -58,6 +58,7 @@ class CallTask:
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
         self._is_prepared = False
+        self._is_call = False
 
     @property
     def is_running(self) -> bool:
@@ -71,10 +72,12 @@ class CallTask:
             keep(result)
             self._is_prepared = True
 
+        self._is_call = False
         return self._start(work, keep_prepared, f"prepare {self._name}")
 
     def start(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None]) -> Started:
         """Start a task that must not raise. `keep` gets its result unless the task is cancelled."""
+        self._is_call = True
         return self._start(work, keep, self._name)
 
     def take_prepared(self) -> bool:
@@ -84,11 +87,11 @@ class CallTask:
         return is_prepared
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Cancel the task and return it; None if there was none."""
+        """Cancel the task, and return it if it is the call; None if there was none, or only a preparation."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-        return task
+        return task if self._is_call else None
 
     def _start(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None], name: str) -> Started:
         assert self._task is None, f"{self._name} already has a task"

@@ -42,7 +42,7 @@ class Stopped:
 
 
 class Stops:
-    """The parties that have stopped since the latest request. `add` takes one more event."""
+    """The parties that have stopped since the latest request, until the agent runs again. `add` takes another event."""
 
     def __init__(self) -> None:
         self.parties: list[Stopped] = []
@@ -59,7 +59,7 @@ class Stops:
             case AgentStateChangedObservation(agent_state=AgentState.STOPPED) | InterruptedObservation():
                 self._note("controller", event)
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING):
-                self._is_asked = False
+                self.parties, self._is_asked = [], False
             case PartyStopped():
                 self._note(event.subject, event, event.seconds)
             case DelegateEnded():

@@ -34,6 +34,7 @@ class ActionRun:
         work: Record of the work that the action has started elsewhere; None where nothing is recorded.
         traceparent: Span of the action; None without tracing.
         is_recorded: Our observation is the one in the log; False also if another worker's is.
+        is_abandoned: It was stopped, and still runs here.
         action: The action with its long texts in full.
         request: The request to the workspace host.
         result: The reply of the workspace host.
@@ -48,6 +49,7 @@ class ActionRun:
     traceparent: str | None = None
     is_recorded: bool = False
     is_stopped: bool = False
+    is_abandoned: bool = False
     stop_ordered_ms: int | None = None
     action: Action = field(init=False)
     tool: Tool = field(init=False)

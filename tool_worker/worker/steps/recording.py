@@ -52,7 +52,7 @@ class Recorder:
             # This text contains no secrets.
             await self._append(EventLog(self._log.store), run, make_replacement(observation, text, error))
         failpoint("tool.after_append")
-        if run.is_stopped and not run.is_recorded:
+        if run.is_stopped and not run.is_recorded and not run.is_abandoned:
             await self._report_stop(run)
         if self._checkpointing is not None and run.delivery.workspace.path is None:
             await self._checkpointing.note_result(run.conversation_id, observation.workspace_use)
@@ -67,7 +67,7 @@ class Recorder:
                 now = await self._log.store.now((await self._log.store.locate(cid)).shard)
                 seconds = round(max(0.0, now.timestamp() - ordered / 1_000), 3)
             stopped = PartyStopped(party="tool", action_id=action_id, seconds=seconds)
-            await self._log.append(cid, [stopped], key=f"party_stopped:{action_id}", quiet=True)
+            await self._log.append_stop(cid, stopped, capability=run.delivery.capability)
         except DeckhandsError as error:  # the conversation may be gone, and the action has ended anyway
             _log.warning("the end of stopped action %d of %s is not recorded: %s", action_id, cid, error)
 

@@ -26,6 +26,9 @@ STOP_LIMIT_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
+ABANDONED = "abandoned"
+"""The `error_id` of a stopped call that still runs. The log does not get it: it has answered the call before."""
+
 CallKey = tuple[str, int, str]
 """Conversation id, action id and fingerprint."""
 
@@ -80,7 +83,8 @@ async def _wait_for_stopped(task: asyncio.Task[Observation], limit_seconds: floa
     done, _ = await asyncio.wait({task}, timeout=limit_seconds)
     if not done:
         _log.warning("%s does not stop; it is abandoned", task.get_name())
-    elif not task.cancelled() and task.exception() is None:
+        return ErrorObservation(content="The call was stopped, and has not ended.", error_id=ABANDONED)
+    if not task.cancelled() and task.exception() is None:
         return task.result()
     return ErrorObservation(content="The call was stopped.", error_id="cancelled")
 
@@ -105,6 +109,7 @@ async def call_offered_tool(
     call = offered.call(run.action, run.claim, run.conversation_id, context)
     answer = await calls.run(context, call)
     run.is_stopped = run.is_stopped or context.is_cancelled
+    run.is_abandoned = isinstance(answer, ErrorObservation) and answer.error_id == ABANDONED
     failpoint("tool.after_result")
     return answer
 

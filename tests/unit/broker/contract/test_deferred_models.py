@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,9 @@ from threading import Barrier
 from typing import ClassVar
 
 import pytest
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, PydanticUserError, ValidationError
 
+from broker.contract.actions import MessageAction
 from broker.contract.deferred_models import DeferredModel
 from broker.contract.kinds import EventValue
 
@@ -26,6 +28,13 @@ def find_all(kind):
 
 kinds = [kind for kind in find_all(codec.Event) if kind.__module__.startswith("broker.")]
 print(len(kinds), sum(type(kind).__name__ == "_Waiting" for kind in kinds))
+"""
+
+
+UNPICKLE = """
+import pickle, sys
+event = pickle.load(sys.stdin.buffer)
+print(event.wire()["content"], hash(event) == hash(type(event)(content="hello")), "__setstate__" in vars(type(event)))
 """
 
 
@@ -48,6 +57,20 @@ def test_reading_one_event_builds_few_kinds() -> None:
     defined, waiting = map(int, done.stdout.split())
     assert defined > 90
     assert defined - waiting < 15
+
+
+def test_unpickled_event_has_all_its_fields() -> None:
+    pickled = pickle.dumps(MessageAction(content="hello"))
+    done = subprocess.run([sys.executable, "-c", UNPICKLE], input=pickled, capture_output=True, check=True)
+    assert done.stdout.decode().split() == ["hello", "True", "False"]
+
+
+def test_build_that_has_failed_is_tried_again() -> None:
+    space = {"__module__": __name__, "__qualname__": "Odd", "unannotated": 1}
+    odd = DeferredModel("Odd", (Base,), space)
+    for _ in range(2):
+        with pytest.raises(PydanticUserError):
+            odd()
 
 
 def test_built_model_validates_and_writes_as_any_other() -> None:

@@ -44,3 +44,17 @@ async def test_cancelled_call_continues_nothing() -> None:
     assert task.cancel()
     await asyncio.wait(running)
     assert (kept, task.is_running) == ([], False)
+
+
+async def test_cancelled_preparation_is_no_call() -> None:
+    async def proceed() -> None:
+        raise AssertionError("a cancelled preparation must not continue its conversation")
+
+    task = CallTask("model c1", proceed)
+    task.prepare(asyncio.Event().wait, lambda _: None)
+    assert task.is_running
+    assert task.cancel() is None
+    assert not task.is_running
+    task.start(asyncio.Event().wait, lambda _: None)
+    assert task.cancel() is not None
+    assert task.cancel() is None
