@@ -214,8 +214,7 @@ class Evaluation:
         agent = plan.agent.model_copy(update={"llm": plan.agent.llm.model_copy(update={"model": model})})
         if instance.setup is not None:  # the script runs after the survey of the workspace
             agent = agent.model_copy(update={"enable_workspace_skills": True})
-        earlier = f"r{one.round}.{len(one.failures)}" if one.round else f"{len(one.failures)}"
-        key = f"{plan.name}/{attempt.model}/{instance.id}/{attempt.number}/{earlier}"
+        key = _name_attempt(plan.name, attempt.key, one.round, len(one.failures))
         one.conversation_id = derive_conversation_id(key)
         one.is_found = await self._client.exists(one.conversation_id)
         if plan.origin is not None:
@@ -551,6 +550,17 @@ class Evaluation:
                 "waiting_seconds": dict(times.waiting),
             }
         )
+
+
+def derive_attempt_id(name: str, attempt: AttemptKey, round_: int, failures: int) -> str:
+    """Return the id of the conversation of an attempt, by the evaluation's name and the failures in its round."""
+    return derive_conversation_id(_name_attempt(name, attempt, round_, failures))
+
+
+def _name_attempt(name: str, attempt: AttemptKey, round_: int, failures: int) -> str:
+    model, instance, number = attempt
+    earlier = f"r{round_}.{failures}" if round_ else f"{failures}"
+    return f"{name}/{model}/{instance}/{number}/{earlier}"
 
 
 def _add_rewards(row: AttemptRow, found: Rewards) -> AttemptRow:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from broker.runtime import StoreRefused, UsageError, is_conversation_id, new_key
-from broker.store import Store, decode_fields
+from broker.store import Store
 from deckhands.rollouts.spec import RolloutSpec
 
 KEPT_SECONDS = 30 * 86_400
@@ -41,6 +41,44 @@ class RunState:
     state: str = RUNNING
     version: int = 0
     is_driven: bool = False
+
+
+class _Trajectory(BaseModel):
+    """The fields of a trajectory in an entry that a reader needs."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    conversation_id: str
+    attempt: int
+    reward: float
+    rewards: dict[str, float]
+    step_rewards: list[float]
+    outcome: str
+    cause: str
+    is_partial: bool
+    min_version: int | None
+    max_version: int | None
+
+    @field_validator("conversation_id")
+    @classmethod
+    def _is_id(cls, name: str) -> str:
+        if not is_conversation_id(name):
+            raise ValueError("not the id of a conversation")
+        return name
+
+
+class _Group(BaseModel):
+    """The fields of an entry that a reader needs."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    id: str
+    index: int
+    instance: str
+    round: int
+    version: int
+    min_version: int
+    trajectories: list[_Trajectory]
 
 
 class RunRecord:
@@ -69,6 +107,8 @@ class RunRecord:
         self._last_event = "0-0"
         self._last_group = 0
         self._ids: set[str] = set()
+        self._last_of: dict[str, dict[str, Any]] = {}
+        self._dropped: dict[str, set[str]] = {}
 
     async def create(self, spec: RolloutSpec) -> bool:
         """Record a specification; return whether the run is new. Idempotent.
@@ -105,9 +145,8 @@ class RunRecord:
 
     async def load_state(self) -> RunState:
         """Return the state of the run."""
-        fields = decode_fields(await self._store.call("HGETALL", self._hash))
-        version = fields.get("version", "0")
-        state = fields.get("state", RUNNING)
+        found = await self._store.call("HMGET", self._hash, "state", "version")
+        state, version = ((one or b"").decode(errors="replace") for one in found)
         is_driven = await self._store.call("EXISTS", self._lease_key)
         return RunState(
             state if state in (RUNNING, PAUSED, *ENDED) else RUNNING,
@@ -159,6 +198,7 @@ class RunRecord:
                 group = parse_group(fields)
                 if group is not None:
                     self._ids.add(group["id"])
+                    self._last_of[group["instance"]] = group
                     self.delivered.append(group)
             if len(rows) < PAGE:
                 break
@@ -166,14 +206,46 @@ class RunRecord:
             rows = await self._store.call("XRANGE", self._events_key, f"({self._last_event}", "+", "COUNT", PAGE)
             for entry_id, fields in rows:
                 self._last_event = entry_id.decode()
-                self.events += _parse_event(fields)
+                for event in _parse_event(fields):
+                    self.events.append(event)
+                    if event["kind"] == "dropped":
+                        name = str(event.get("group"))
+                        self._dropped.setdefault(name.rpartition("-r")[0], set()).add(name)
             if len(rows) < PAGE:
                 break
 
-    async def deliver(self, group: Mapping[str, Any]) -> None:
-        """Add a group to the stream, once, whatever other drivers do. Idempotent."""
+    def find_last(self, instance: str) -> dict[str, Any] | None:
+        """Return the last group of a prompt that was delivered, as of the last `refresh`."""
+        return self._last_of.get(instance)
+
+    def find_standing(self, instance: str) -> dict[str, Any] | None:
+        """Return the last group of a prompt if it was not dropped, as of the last `refresh`."""
+        last = self._last_of.get(instance)
+        return None if last is None or last["id"] in self.list_dropped(instance) else last
+
+    def list_dropped(self, instance: str) -> frozenset[str]:
+        """Return the ids of the groups of a prompt that were dropped, as of the last `refresh`."""
+        return frozenset(self._dropped.get(instance, ()))
+
+    def measure_pauses(self, since: float, until: float) -> float:
+        """Return for how many seconds of a time the run was paused, as of the last `refresh`."""
+        total, paused_at = 0.0, None
+        for one in self.events:
+            if one["kind"] == PAUSED and paused_at is None:
+                paused_at = max(one["at"], since)
+            elif one["kind"] == RUNNING and paused_at is not None:
+                total += max(0.0, one["at"] - paused_at)
+                paused_at = None
+        return total if paused_at is None else total + max(0.0, until - paused_at)
+
+    async def deliver(self, group: Mapping[str, Any]) -> bool:
+        """Add a group to the stream, once, whatever other drivers do. Idempotent.
+
+        Returns:
+            Whether it is in the stream. It is not added if another group of its prompt was delivered and not dropped.
+        """
         text = json.dumps(group)
-        while group["id"] not in self._ids:
+        while group["id"] not in self._ids and self.find_standing(group["instance"]) is None:
             try:
                 await self._store.call("XADD", self._groups_key, f"{self._last_group + 1}-0", "group", text)
             except StoreRefused:  # another driver was faster, or the reply to this call was lost
@@ -184,6 +256,7 @@ class RunRecord:
             else:
                 await self.refresh()
         await self._touch()
+        return group["id"] in self._ids
 
     async def count_waiting(self, consumers: str) -> int:
         """Return how many groups are delivered and not acknowledged by a group of consumers."""
@@ -252,6 +325,7 @@ class RunRecord:
     async def _touch(self) -> None:
         commands: list[tuple[str | float, ...]] = [
             ("ZADD", self._index, round(self._now() * 1_000), self.name),
+            ("ZREMRANGEBYSCORE", self._index, "-inf", round((self._now() - KEPT_SECONDS) * 1_000)),
             ("EXPIRE", self._index, KEPT_SECONDS),
             *(("EXPIRE", key, KEPT_SECONDS) for key in (self._hash, self._events_key, self._groups_key)),
         ]
@@ -270,12 +344,9 @@ async def list_runs(store: Store) -> list[str]:
 def parse_group(fields: list[bytes]) -> dict[str, Any] | None:
     """Return the group of an entry; None if another program wrote something else there."""
     try:
-        found = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"group"])
-        is_group = isinstance(found["id"], str) and isinstance(found["index"], int)
-        is_group = is_group and all(isinstance(one["conversation_id"], str) for one in found["trajectories"])
-    except (KeyError, ValueError, TypeError, RecursionError):
+        return _Group.model_validate_json(dict(zip(fields[::2], fields[1::2], strict=True))[b"group"]).model_dump()
+    except (KeyError, ValueError):
         return None
-    return found if is_group else None
 
 
 def _parse_event(fields: list[bytes]) -> list[dict[str, Any]]:
@@ -283,4 +354,5 @@ def _parse_event(fields: list[bytes]) -> list[dict[str, Any]]:
         found = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"event"])
     except (KeyError, ValueError, TypeError, RecursionError):
         return []
-    return [found] if isinstance(found, dict) and isinstance(found.get("kind"), str) else []
+    is_event = isinstance(found, dict) and isinstance(found.get("kind"), str)
+    return [found] if is_event and isinstance(found.get("at"), int | float) else []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,18 @@ import pytest
 import pytest_asyncio
 
 from broker.runtime import UsageError
-from deckhands.evaluation import LABEL
-from deckhands.rollouts import COLUMNS, Group, RolloutRun, RolloutSpec, StubEngine, export_rollouts, serve_stub
+from deckhands.evaluation import LABEL, EvaluationSteering
+from deckhands.rollouts import (
+    COLUMNS,
+    Group,
+    RolloutRun,
+    RolloutSpec,
+    RunRecord,
+    StubEngine,
+    export_rollouts,
+    list_runs,
+    serve_stub,
+)
 from tests.faults.harness import FaultCluster
 from tests.polling import until
 from tests.rollout_parts import Rollouts, make_prompts
@@ -35,6 +47,7 @@ async def rollouts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ro
 def engine(rollouts: Rollouts) -> StubEngine:
     rollouts.engine.turns, rollouts.engine.seconds_per_token = 1, 0.0
     rollouts.engine.policy.version, rollouts.engine.stalls_after = 0, None
+    rollouts.engine.refuses = False
     return rollouts.engine
 
 
@@ -228,6 +241,104 @@ async def test_two_drivers_deliver_each_group_once(rollouts: Rollouts, tmp_path:
     assert len(groups) == len(await other.list_groups()) == 3
 
 
+async def test_attempts_of_different_rounds_make_a_group(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    await EvaluationSteering(rollouts.client.store, run.name).set_rounds({(MODEL, "prompt-0", 2): 1})
+    (group,) = await read_all(run)
+    assert group.id == "prompt-0-r0"
+    assert len(group.rollouts) == 2
+
+
+async def test_a_run_waits_for_a_model_that_refuses(rollouts: Rollouts, engine: StubEngine, tmp_path: Path) -> None:
+    engine.refuses = True
+    run = await start(rollouts, tmp_path, 2)
+    reading = asyncio.create_task(read_all(run))
+
+    async def is_silent() -> bool:
+        return any(one["kind"] == "model_silent" for one in await run.list_events())
+
+    await until(is_silent, what="model without replies")
+    engine.refuses = False
+    assert {group.instance for group in await reading} == {"prompt-0", "prompt-1"}
+
+
+async def test_a_deleted_trajectory_is_tried_again(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    driving = asyncio.create_task(run.drive())
+
+    async def is_delivered() -> bool:
+        return await run.count_waiting() == 1
+
+    await until(is_delivered, what="delivered group")
+    (about,) = await run.list_groups()
+    await rollouts.client.delete(about["trajectories"][0]["conversation_id"])
+    (group,) = await read_all(run)
+    await driving
+    assert group.id == "prompt-0-r1"
+    dropped = [one for one in await run.list_events() if one["kind"] == "dropped"]
+    assert [(one["group"], one["reason"]) for one in dropped] == [("prompt-0-r0", "unreadable")]
+
+
+async def test_an_export_names_trajectories_that_are_deleted(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    (group,) = await read_all(run)
+    gone = group.rollouts[0].trajectory.conversation_id
+    await rollouts.client.delete(gone)
+    named: list[str] = []
+    out = tmp_path / "a.jsonl"
+    assert await export_rollouts(rollouts.client, run, out, "jsonl", on_unreadable=named.append) == 1
+    assert named == [gone]
+
+
+async def test_two_records_deliver_a_group_once(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    first, second = (RunRecord(rollouts.client.store, run.name) for _ in range(2))
+
+    def describe(instance: str, round_: int = 0) -> dict[str, Any]:
+        about = {"id": f"{instance}-r{round_}", "index": 0, "instance": instance, "round": round_}
+        return {**about, "version": 0, "min_version": 0, "trajectories": []}
+
+    same = await asyncio.gather(first.deliver(describe("a")), second.deliver(describe("a")))
+    different = await asyncio.gather(first.deliver(describe("b")), second.deliver(describe("c")))
+    assert [*same, *different] == 4 * [True]
+    assert not await second.deliver(describe("a", 1)), "another round of a prompt that was delivered"
+    await first.add_event("dropped", group="a-r0")
+    await second.refresh()
+    assert await second.deliver(describe("a", 1))
+    assert sorted(one["id"] for one in await run.list_groups()) == ["a-r0", "a-r1", "b-r0", "c-r0"]
+    await run.abort()
+
+
+async def test_runs_that_expired_are_not_listed(rollouts: Rollouts, tmp_path: Path) -> None:
+    store = rollouts.client.store
+    keys = store.all_shards[0]
+    expired, gone = await start(rollouts, tmp_path, 1), await start(rollouts, tmp_path, 1)
+    await store.call("ZADD", keys.rollouts, 1, expired.name)
+    await store.call("DEL", keys.rollout(gone.name))
+    run = await start(rollouts, tmp_path, 1)
+    names = await list_runs(store)
+    assert run.name in names
+    assert expired.name not in names
+    url = rollouts.cluster.url_for_workers or rollouts.cluster.store.url
+    command = (sys.executable, "-m", "deckhands", "rollouts", "ls", "--json")
+    environment = {**os.environ, "DECKHANDS_URL": url}
+    child = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    shown, _ = await child.communicate()
+    assert child.returncode == 0
+    listed = {one["name"] for one in json.loads(shown)}
+    assert run.name in listed
+    assert gone.name not in listed
+    await run.abort()
+
+
+async def test_a_pause_does_not_count_as_time_of_a_group(rollouts: Rollouts, tmp_path: Path) -> None:
+    record = RunRecord(rollouts.client.store, "measured")
+    record.events += [{"kind": kind, "at": at} for kind, at in (("paused", 5.0), ("running", 8.0), ("paused", 20.0))]
+    assert record.measure_pauses(0.0, 21.0) == 4.0
+    assert record.measure_pauses(6.0, 20.0) == 2.0
+    assert record.measure_pauses(9.0, 20.0) == 0.0
+
+
 async def test_exports_have_the_documented_columns(rollouts: Rollouts, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     run = await start(rollouts, tmp_path, 2)
@@ -277,6 +388,8 @@ async def test_foreign_entries_of_the_streams_are_passed_over(rollouts: Rollouts
     run = await start(rollouts, tmp_path, 1)
     keys = rollouts.client.store.all_shards[0]
     await rollouts.client.store.call("XADD", keys.rollout_groups(run.name), "1-0", "group", "[]")
+    partial = json.dumps({"id": "x-r0", "index": 0, "trajectories": [{"conversation_id": "c"}]})
+    await rollouts.client.store.call("XADD", keys.rollout_groups(run.name), "2-0", "group", partial)
     await rollouts.client.store.call("XADD", keys.rollout_events(run.name), "*", "event", "\xff{")
     await rollouts.client.store.call("HSET", keys.rollout(run.name), "version", "many", "state", "?")
     (group,) = await read_all(run)
