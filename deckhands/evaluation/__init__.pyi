@@ -30,7 +30,7 @@ from .directory import EvaluationRequest as EvaluationRequest, load_request as l
 from .directory import record_request as record_request, write_report as write_report
 from .evaluating import ROWS as ROWS, resolve_model as resolve_model, resolve_repositories as resolve_repositories
 from .evaluation import AGENT_FAULT_CODES as AGENT_FAULT_CODES, LIMITS as LIMITS, Evaluation as Evaluation
-from .evaluation import derive_attempt_id as derive_attempt_id
+from .evaluation import CHECK as CHECK, derive_attempt_id as derive_attempt_id
 from .exports.atif import to_atif as to_atif
 from .exports.conversation import export_conversation as export_conversation
 from .exports.dialogue import Dialogue as Dialogue, to_dialogue as to_dialogue

@@ -72,6 +72,8 @@ TOO_LARGE = "workspace_too_large"
 FILES_UNREADABLE = "files_unreadable"
 """The cause of a row whose instance has unreadable files, or too many of them."""
 
+CHECK = "check"
+"""The metric of the number that a check gave, if the reward of a scorer replaces it."""
 LOST = "conversation_lost"
 """A conversation was deleted, or its log is damaged."""
 
@@ -371,6 +373,7 @@ class Evaluation:
             to_dialogue(row.conversation_id, settled.events).turns,
         )
         given: float | None = None
+        checked = row.reward
         for number, scorer in enumerate(self._plan.scorers):
             try:
                 found = await scorer.score(attempt)
@@ -382,7 +385,9 @@ class Evaluation:
             if not is_decided and number == 0:
                 row.outcome = "resolved" if found.is_resolved else "unresolved"
             row.evidence = "\n".join(text for text in (row.evidence, found.explanation) if text)[-MAX_EVIDENCE_CHARS:]
-        row.reward = row.reward if given is None else given
+        if given is not None:
+            row.metrics = row.metrics if checked is None else {**row.metrics, CHECK: checked}
+            row.reward = given
         return row
 
     async def _score_answer(self, one: AttemptInFlight, settled: End) -> AttemptRow | None:

@@ -22,6 +22,7 @@ from broker.log import ConversationQuery, ConversationRow, Selection
 from broker.runtime import CorruptEntry, DeckhandsError, UnknownConversation, UsageError, failpoint
 from deckhands.client import MAX_TITLE, Client, for_each
 from deckhands.evaluation import (
+    CHECK,
     LABEL,
     MAX_SCORE,
     Attempt,
@@ -40,7 +41,7 @@ from deckhands.evaluation import (
     select_instances,
 )
 from deckhands.rollouts.record import ENDED, OVER, RUNNING, RunRecord, RunState
-from deckhands.rollouts.spec import CHECK, CRITIC, RolloutSpec
+from deckhands.rollouts.spec import CRITIC, RolloutSpec
 
 CONSUMERS = "trainer"
 """The group of consumers whose acknowledgements bound how many groups start."""
@@ -410,7 +411,10 @@ class RolloutDriver:
         }
 
     def _describe(self, row: AttemptRow) -> dict[str, Any]:
-        reward, parts = compute_reward(row, self.spec, has_check=row.outcome in ("resolved", "unresolved"))
+        instance = self._by_instance[row.instance].instance
+        is_checked = any(one is not None for one in (instance.check, instance.answer, instance.judge))
+        has_check = is_checked and row.outcome in ("resolved", "unresolved")
+        reward, parts = compute_reward(row, self.spec, has_check=has_check)
         return {
             "conversation_id": row.conversation_id,
             "attempt": row.attempt,
@@ -433,10 +437,9 @@ def compute_reward(row: AttemptRow, spec: RolloutSpec, *, has_check: bool) -> tu
     parts = {name: row.metrics[name] for name in names if name in row.metrics}
     if spec.critic and row.score is not None:
         parts[CRITIC] = row.score / MAX_SCORE
-    decides = not spec.scorers and not spec.critic
-    if has_check and (decides or CHECK in spec.weights):
-        resolved = float(row.outcome == "resolved")
-        parts[CHECK] = resolved if row.reward is None or not decides else row.reward
+    if has_check and (CHECK in spec.weights or not (spec.scorers or spec.critic)):
+        number = row.metrics.get(CHECK) if set(names) & row.metrics.keys() else row.reward
+        parts[CHECK] = float(row.outcome == "resolved") if number is None else number
     if not parts:
         return row.reward or 0.0, {}
     return sum(value * spec.weights.get(name, 1.0) for name, value in parts.items()), parts

@@ -4,7 +4,8 @@ Holds: the stream of groups is what was delivered. The number of an entry is the
 refuses a number that is taken; so two drivers at once deliver each group once. Entries stay after their
 acknowledgement. The version of the policy never decreases.
 Does not: hold tokens; a group names its conversations, whose logs have them.
-Keys: `deck:{0}:rollouts`, `deck:{0}:rollout:<name>`, and its `:events`, `:groups` and `:driver`. Kept for a month.
+Keys: `deck:{0}:rollouts`, `deck:{0}:rollout:<name>`, and its `:events`, `:groups`, `:driver` and `:version`. Kept for a
+month.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ KEPT_SECONDS = 30 * 86_400
 LEASE_MILLISECONDS = 10_000
 PAGE = 500
 MAX_VERSION = (1 << 31) - 1
+POLICY = "policy"
 RUNNING, PAUSED, ABORTED, OVER = "running", "paused", "aborted", "over"
 ENDED = frozenset({ABORTED, OVER})
 
@@ -104,6 +106,7 @@ class RunRecord:
         self._events_key = keys.rollout_events(name)
         self._groups_key = keys.rollout_groups(name)
         self._lease_key = keys.rollout_driver(name)
+        self._version_key = keys.rollout_version(name)
         self._last_event = "0-0"
         self._last_group = 0
         self._ids: set[str] = set()
@@ -145,12 +148,14 @@ class RunRecord:
 
     async def load_state(self) -> RunState:
         """Return the state of the run."""
-        found = await self._store.call("HMGET", self._hash, "state", "version")
-        state, version = ((one or b"").decode(errors="replace") for one in found)
-        is_driven = await self._store.call("EXISTS", self._lease_key)
+        (state,), score, is_driven = await self._store.call_many(
+            [("HMGET", self._hash, "state"), ("ZSCORE", self._version_key, POLICY), ("EXISTS", self._lease_key)]
+        )
+        named = (state or b"").decode(errors="replace")
+        version = float(score or 0)
         return RunState(
-            state if state in (RUNNING, PAUSED, *ENDED) else RUNNING,
-            int(version) if version.isdecimal() and int(version) <= MAX_VERSION else 0,
+            named if named in (RUNNING, PAUSED, *ENDED) else RUNNING,
+            int(version) if 0 <= version <= MAX_VERSION else 0,
             bool(is_driven),
         )
 
@@ -167,10 +172,10 @@ class RunRecord:
         """
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
             raise UsageError(f"{version!r} is not a version of the policy.", remedy="Pass 1, 2, 3 and so on.")
+        await self._store.call("ZADD", self._version_key, "GT", version, POLICY)  # never decreases, whoever else calls
         known = (await self.load_state()).version
         if version < known:
             raise UsageError(f"The policy is at version {known} already.", remedy="Pass a later version.")
-        await self._store.call("HSET", self._hash, "version", version)
         await self.add_event("weights_changed", version=version)
 
     async def add_event(self, kind: str, **fields: Any) -> None:
@@ -327,7 +332,10 @@ class RunRecord:
             ("ZADD", self._index, round(self._now() * 1_000), self.name),
             ("ZREMRANGEBYSCORE", self._index, "-inf", round((self._now() - KEPT_SECONDS) * 1_000)),
             ("EXPIRE", self._index, KEPT_SECONDS),
-            *(("EXPIRE", key, KEPT_SECONDS) for key in (self._hash, self._events_key, self._groups_key)),
+            *(
+                ("EXPIRE", key, KEPT_SECONDS)
+                for key in (self._hash, self._events_key, self._groups_key, self._version_key)
+            ),
         ]
         await self._store.call_many(commands)
 

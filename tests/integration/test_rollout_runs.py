@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from broker.contract import TERMINAL_STATES
 from broker.runtime import UsageError
-from deckhands.evaluation import LABEL, EvaluationSteering
+from broker.store import open_store
+from deckhands.client import Client
+from deckhands.evaluation import LABEL, AttemptRow, EvaluationSteering
 from deckhands.rollouts import (
     COLUMNS,
     Group,
@@ -26,6 +29,8 @@ from deckhands.rollouts import (
     list_runs,
     serve_stub,
 )
+from deckhands.rollouts.driver import compute_reward
+from tests.archive_parts import retired
 from tests.faults.harness import FaultCluster
 from tests.polling import until
 from tests.rollout_parts import Rollouts, make_prompts
@@ -206,6 +211,12 @@ async def test_an_aborted_run_ends(rollouts: Rollouts, engine: StubEngine, tmp_p
     await run.abort()
     await driving
     assert await read_all(run) == []
+
+    async def are_cancelled() -> bool:
+        rows = [row for row in await rollouts.client.recent(limit=1_000) if row.labels.get(LABEL) == run.name]
+        return all(row.state in TERMINAL_STATES for row in rows)
+
+    await until(are_cancelled, what="cancelled conversations")
     with pytest.raises(UsageError, match="is aborted"):
         await run.pause()
 
@@ -219,7 +230,10 @@ async def test_a_late_group_is_delivered_as_it_is(rollouts: Rollouts, engine: St
 
 async def test_rewards_are_summed_with_weights(rollouts: Rollouts, tmp_path: Path) -> None:
     scorer = tmp_path / "scorers.py"
-    scorer.write_text("def steps(attempt):\n    return len(attempt.steps)\n\n\ndef half(attempt):\n    return 0.5\n")
+    half = '{"reward": 0.5, "metrics": {"lines": 3}}'
+    scorer.write_text(
+        f"def steps(attempt):\n    return len(attempt.steps)\n\n\ndef half(attempt):\n    return {half}\n"
+    )
     run = await start(
         rollouts,
         tmp_path,
@@ -230,6 +244,27 @@ async def test_rewards_are_summed_with_weights(rollouts: Rollouts, tmp_path: Pat
     (group,) = await read_all(run)
     assert [one.rewards for one in group.rollouts] == 2 * [{"steps": 2.0, "half": 0.5, "check": 0.0}]
     assert [one.reward for one in group.rollouts] == [pytest.approx(1.2)] * 2
+
+
+async def test_the_number_of_a_check_is_its_part_of_the_reward() -> None:
+    fields: dict[str, Any] = {"prompts": make_prompts(1), "model": MODEL}
+    spec = RolloutSpec.parse({**fields, "scorers": ["s.py@brevity"], "weights": {"check": 2.0}})
+    about: dict[str, Any] = {"instance": "i", "model": MODEL, "attempt": 1, "outcome": "unresolved"}
+    row = AttemptRow(**about, reward=0.25, metrics={"brevity": 0.25, "check": 0.75})
+    assert compute_reward(row, spec, has_check=True) == (1.75, {"brevity": 0.25, "check": 0.75})
+    row = AttemptRow(**about, reward=0.25, metrics={"brevity": 0.25})
+    assert compute_reward(row, spec, has_check=True) == (0.25, {"brevity": 0.25, "check": 0.0})
+    spec = RolloutSpec.parse({**fields, "critic": MODEL, "weights": {"check": 1.0}})
+    row = AttemptRow(**about, reward=0.5, score=1)
+    assert compute_reward(row, spec, has_check=True) == (0.6, {"critic": 0.1, "check": 0.5})
+
+
+async def test_functions_of_one_name_are_refused(rollouts: Rollouts, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text("def half(attempt):\n    return 0.5\n")
+    scorers = [f"{tmp_path / name}.py@half" for name in "ab"]
+    with pytest.raises(UsageError, match="not distinct"):
+        await start(rollouts, tmp_path, 1, scorers=scorers)
 
 
 async def test_two_drivers_deliver_each_group_once(rollouts: Rollouts, tmp_path: Path) -> None:
@@ -339,6 +374,41 @@ async def test_a_pause_does_not_count_as_time_of_a_group(rollouts: Rollouts, tmp
     assert record.measure_pauses(9.0, 20.0) == 0.0
 
 
+async def test_tokens_survive_the_archive(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    (group,) = await read_all(run)
+    before = group.rollouts[0].trajectory
+    url = rollouts.cluster.url_for_workers or rollouts.cluster.store.url
+    async with Client(await open_store(url), str(tmp_path / "archive")) as client:
+        counts = await retired(client.store, tmp_path / "archive", tmp_path)
+        assert counts["archived"] >= 2
+        assert await client.trajectory(before.conversation_id) == before
+        assert await client.restore(before.conversation_id)
+    assert await rollouts.client.trajectory(before.conversation_id) == before, "without the archive"
+
+
+async def test_stragglers_of_a_dead_driver_are_cancelled(
+    rollouts: Rollouts, engine: StubEngine, tmp_path: Path
+) -> None:
+    client = rollouts.client
+    engine.turns, engine.stalls_after = 0, engine.sent
+    run = await start(rollouts, tmp_path, 1)
+    driving = asyncio.create_task(run.drive())
+    await until(lambda: engine.in_flight == 2, what="stalled replies")
+    driving.cancel()
+    await asyncio.gather(driving, return_exceptions=True)
+    rows = [row for row in await client.recent(limit=1_000) if row.labels.get(LABEL) == run.name]
+    await EvaluationSteering(client.store, run.name).set_rounds({(MODEL, "prompt-0", n): 1 for n in (1, 2)})
+    engine.stalls_after = None
+    (group,) = await read_all(run)
+    assert group.round == 1
+
+    async def are_over() -> bool:
+        return all((await client.row(row.conversation_id)).state in TERMINAL_STATES for row in rows)
+
+    await until(are_over, what="end of the conversations of the earlier round")
+
+
 async def test_exports_have_the_documented_columns(rollouts: Rollouts, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     run = await start(rollouts, tmp_path, 2)
@@ -365,6 +435,7 @@ async def test_a_name_has_one_specification(rollouts: Rollouts, tmp_path: Path) 
     await run.weights_changed(3)
     with pytest.raises(UsageError, match="at version 3"):
         await run.weights_changed(2)
+    assert (await run.load_state()).version == 3
     await run.abort()
 
 
@@ -391,6 +462,7 @@ async def test_foreign_entries_of_the_streams_are_passed_over(rollouts: Rollouts
     partial = json.dumps({"id": "x-r0", "index": 0, "trajectories": [{"conversation_id": "c"}]})
     await rollouts.client.store.call("XADD", keys.rollout_groups(run.name), "2-0", "group", partial)
     await rollouts.client.store.call("XADD", keys.rollout_events(run.name), "*", "event", "\xff{")
-    await rollouts.client.store.call("HSET", keys.rollout(run.name), "version", "many", "state", "?")
+    await rollouts.client.store.call("HSET", keys.rollout(run.name), "state", "?")
+    await rollouts.client.store.call("ZADD", keys.rollout_version(run.name), "inf", "policy")
     (group,) = await read_all(run)
     assert group.instance == "prompt-0"
