@@ -50,7 +50,7 @@ STANDBY_SECONDS = 1.0
 RENEW_SECONDS = 2.0
 SILENT_SECONDS = 2.5
 """While every call of the model fails, the run waits twice this time, then four times, and so on."""
-LONGEST_SILENT_SECONDS = 60.0
+LONGEST_SILENT_SECONDS, MAX_DOUBLINGS = 60.0, 10
 ROWS, RESULTS = "prompts.jsonl", "results.jsonl"
 USABLE = frozenset({"resolved", "unresolved", "refused", "limit"})
 CUT, DELIVERED, STALE, TOO_SMALL = "cut", "delivered", "stale", "too_small"
@@ -138,7 +138,7 @@ class RolloutDriver:
                     await evaluating
                 except ModelSilent as error:
                     await self.record.add_event("model_silent", message=error.message)
-                    silences += 1
+                    silences = min(silences + 1, MAX_DOUBLINGS)
                     await asyncio.wait([ticker], timeout=min(SILENT_SECONDS * 2**silences, LONGEST_SILENT_SECONDS))
                 else:
                     waiting = asyncio.create_task(self._changed.wait())

@@ -172,7 +172,7 @@ class RunRecord:
         """
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
             raise UsageError(f"{version!r} is not a version of the policy.", remedy="Pass 1, 2, 3 and so on.")
-        await self._store.call("ZADD", self._version_key, "GT", version, POLICY)  # never decreases, whoever else calls
+        await self._store.call("ZADD", self._version_key, "GT", version, POLICY)  # never decreases
         known = (await self.load_state()).version
         if version < known:
             raise UsageError(f"The policy is at version {known} already.", remedy="Pass a later version.")

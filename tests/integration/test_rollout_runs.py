@@ -246,7 +246,7 @@ async def test_rewards_are_summed_with_weights(rollouts: Rollouts, tmp_path: Pat
     assert [one.reward for one in group.rollouts] == [pytest.approx(1.2)] * 2
 
 
-async def test_the_number_of_a_check_is_its_part_of_the_reward() -> None:
+async def test_the_number_of_a_check_is_part_of_rewards() -> None:
     fields: dict[str, Any] = {"prompts": make_prompts(1), "model": MODEL}
     spec = RolloutSpec.parse({**fields, "scorers": ["s.py@brevity"], "weights": {"check": 2.0}})
     about: dict[str, Any] = {"instance": "i", "model": MODEL, "attempt": 1, "outcome": "unresolved"}
