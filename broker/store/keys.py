@@ -47,10 +47,11 @@
     deck:{0}:evaluation:<name>     hash     a month        the desired state and status of an evaluation
     deck:{0}:evaluation:<n>:rows   hash     a month        attempt → its result (JSON)
     deck:{0}:rollouts              zset     a month        rollout run → its last change (ms)
-    deck:{0}:rollout:<n>           hash     a month        the specification of a rollout run, its state and version
+    deck:{0}:rollout:<n>           hash     a month        the specification of a rollout run, and its state
     deck:{0}:rollout:<n>:events    stream   a month        the events of a rollout run, such as new weights
     deck:{0}:rollout:<n>:groups    stream   a month        the finished groups of a rollout run, in order of delivery
     deck:{0}:rollout:<n>:driver    string   while driven   the driver of a rollout run
+    deck:{0}:rollout:<n>:version   zset     a month        the version of a rollout run's policy
     deck:{0}:keys                  hash     until removed  id of an API key → its permissions (JSON)
     deck:{0}:keys:used             hash     until removed  id of an API key → last used (ms)
     deck:{0}:keys:rate:<id>:<n>    string   two minutes    requests of a key in one minute
@@ -313,7 +314,7 @@ class ShardKeys:
         return f"{self.root}:rollouts"
 
     def rollout(self, name: str) -> str:
-        """The specification of a rollout run, its state and the version of its policy; all are in the first shard."""
+        """The specification of a rollout run, and its state; all of a run is in the first shard."""
         return f"{self.root}:rollout:{name}"
 
     def rollout_events(self, name: str) -> str:
@@ -327,6 +328,10 @@ class ShardKeys:
     def rollout_driver(self, name: str) -> str:
         """The lease of the driver of a rollout run."""
         return f"{self.root}:rollout:{name}:driver"
+
+    def rollout_version(self, name: str) -> str:
+        """The version of the policy of a rollout run."""
+        return f"{self.root}:rollout:{name}:version"
 
     def mailbox(self, worker: str) -> str:
         """The mailbox stream of a worker."""

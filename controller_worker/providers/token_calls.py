@@ -29,7 +29,12 @@ from urllib.parse import urlsplit
 from broker.contract import UNKNOWN_VERSION, TokenRecord, to_runs
 from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.errors import MalformedReplyError, ServiceUnavailableError, TokensMissingError
+from controller_worker.providers.errors import (
+    LLMConfigError,
+    MalformedReplyError,
+    ServiceUnavailableError,
+    TokensMissingError,
+)
 from controller_worker.providers.llm import ModelRequest, ReplyTokens, TokenPrefix
 from controller_worker.providers.messages.message_memo import json_bytes
 from controller_worker.providers.wires.chat_wire import ChatWire
@@ -60,6 +65,7 @@ class TokenCalls:
         self._root: RawClient | None = None
         self._clock, self._key = clock, key
         self._closing: tuple[int, ...] | None = None
+        self._window: int | None = None  # tokens of a prompt and its reply, by the last answer of /tokenize
 
     async def ask(
         self, parameters: Mapping[str, Any], request: ModelRequest, headers: Mapping[str, str]
@@ -68,6 +74,7 @@ class TokenCalls:
 
         Raises:
             TokensMissingError: the server returns no tokens.
+            LLMConfigError: the length of a reply is not known.
             ModelError: the call failed.
         """
         prefix = request.rollout
@@ -172,8 +179,11 @@ class TokenCalls:
             fields["tools"] = json.loads(tools)
         content = await self._get_root().request("POST", "/tokenize", headers, content=json_bytes(fields))
         try:
-            return _to_ids(json.loads(content)["tokens"])
-        except (ValueError, LookupError, TypeError) as error:
+            answer = json.loads(content)
+            window = answer.get("max_model_len")
+            self._window = window if isinstance(window, int) and window > 0 else None
+            return _to_ids(answer["tokens"])
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise MalformedReplyError(f"The answer of /tokenize has no tokens: {error!r}.") from error
 
     def _get_root(self) -> RawClient:
@@ -190,27 +200,39 @@ class TokenCalls:
     ) -> tuple[Any, Mapping[str, str], int, tuple[array[int], array[float], tuple[tuple[int, int], ...]]]:
         """Sample a reply from tokens. If the engine aborts it, continue from the tokens sampled so far."""
         fields = {name: value for name, value in parameters.items() if name != "max_completion_tokens"}
-        limit = parameters.get("max_completion_tokens", parameters.get("max_tokens"))
+        limit = self._find_limit(parameters, prompt)
         stops = {"stop": list(request.stop)} if request.stop else {}
         ids, logprobs, versions, texts = array("i"), array("f"), list[int](), list[str]()
         for _ in range(MAX_PIECES):
-            left = {} if limit is None else {"max_tokens": max(1, int(limit) - len(ids))}
-            body = json_bytes({**fields, **left, **stops, **_ASKED, "logprobs": 1, "prompt": (prompt + ids).tolist()})
+            left = {"max_tokens": limit - len(ids), "prompt": (prompt + ids).tolist()}
+            body = json_bytes({**fields, **left, **stops, **_ASKED, "logprobs": 1})
             answer, found = await self._client.ask(request, "/completions", body, headers, stream=None)
             is_aborted = _find_finish(answer) in ABORTED
             piece = read_sampled(answer, may_be_empty=is_aborted)
             ids, logprobs = ids + piece[0], logprobs + piece[1]
             versions += [version for count, version in piece[2] for _ in range(count)]
             texts.append(str(answer["choices"][0].get("text") or ""))
-            if not is_aborted:
+            if not is_aborted or len(ids) >= limit:
                 break
         else:
             raise ServiceUnavailableError("The engine aborts the reply again and again.")
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
         choice = {"index": 0, "message": {"role": "assistant", "content": "".join(texts)}}
-        choice["finish_reason"] = _find_finish(answer)
+        choice["finish_reason"] = "length" if is_aborted else _find_finish(answer)
         whole = {"id": answer.get("id"), "model": answer.get("model"), "choices": [choice], "usage": usage}
         return whole, found, len(body), (ids, logprobs, to_runs(versions))
+
+    def _find_limit(self, parameters: Mapping[str, Any], prompt: array[int]) -> int:
+        """Return how many tokens a reply may have; `/completions` has a default of 16 of them."""
+        limit = parameters.get("max_completion_tokens", parameters.get("max_tokens"))
+        if limit is not None:
+            return int(limit)
+        if self._window is None:
+            raise LLMConfigError(
+                f"The server of {self._config.model!r} does not name the length of its context (max_model_len).",
+                remedy="Set LLM_MAX_OUTPUT_TOKENS.",
+            )
+        return max(1, self._window - len(prompt))  # the server refuses a prompt that is too long
 
 
 def read_sampled(

@@ -1,4 +1,5 @@
 from .attempts.catalog import FRESH_SECONDS as FRESH_SECONDS, Catalog as Catalog, EvaluationListing as EvaluationListing
+from .attempts.driver import ModelSilent as ModelSilent
 from .attempts.plan import LABEL as LABEL, Attempt as Attempt, EvaluationPlan as EvaluationPlan
 from .attempts.record import PROGRESS as PROGRESS
 from .attempts.results import OUTCOMES as OUTCOMES, AttemptRow as AttemptRow, Outcome as Outcome
@@ -29,6 +30,7 @@ from .directory import EvaluationRequest as EvaluationRequest, load_request as l
 from .directory import record_request as record_request, write_report as write_report
 from .evaluating import ROWS as ROWS, resolve_model as resolve_model, resolve_repositories as resolve_repositories
 from .evaluation import AGENT_FAULT_CODES as AGENT_FAULT_CODES, LIMITS as LIMITS, Evaluation as Evaluation
+from .evaluation import CHECK as CHECK, derive_attempt_id as derive_attempt_id
 from .exports.atif import to_atif as to_atif
 from .exports.conversation import export_conversation as export_conversation
 from .exports.dialogue import Dialogue as Dialogue, to_dialogue as to_dialogue

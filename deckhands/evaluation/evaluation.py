@@ -72,6 +72,8 @@ TOO_LARGE = "workspace_too_large"
 FILES_UNREADABLE = "files_unreadable"
 """The cause of a row whose instance has unreadable files, or too many of them."""
 
+CHECK = "check"
+"""The metric of the number that a check gave, if the reward of a scorer replaces it."""
 LOST = "conversation_lost"
 """A conversation was deleted, or its log is damaged."""
 
@@ -214,8 +216,7 @@ class Evaluation:
         agent = plan.agent.model_copy(update={"llm": plan.agent.llm.model_copy(update={"model": model})})
         if instance.setup is not None:  # the script runs after the survey of the workspace
             agent = agent.model_copy(update={"enable_workspace_skills": True})
-        earlier = f"r{one.round}.{len(one.failures)}" if one.round else f"{len(one.failures)}"
-        key = f"{plan.name}/{attempt.model}/{instance.id}/{attempt.number}/{earlier}"
+        key = _name_attempt(plan.name, attempt.key, one.round, len(one.failures))
         one.conversation_id = derive_conversation_id(key)
         one.is_found = await self._client.exists(one.conversation_id)
         if plan.origin is not None:
@@ -372,6 +373,7 @@ class Evaluation:
             to_dialogue(row.conversation_id, settled.events).turns,
         )
         given: float | None = None
+        checked = row.reward
         for number, scorer in enumerate(self._plan.scorers):
             try:
                 found = await scorer.score(attempt)
@@ -383,7 +385,9 @@ class Evaluation:
             if not is_decided and number == 0:
                 row.outcome = "resolved" if found.is_resolved else "unresolved"
             row.evidence = "\n".join(text for text in (row.evidence, found.explanation) if text)[-MAX_EVIDENCE_CHARS:]
-        row.reward = row.reward if given is None else given
+        if given is not None:
+            row.metrics = row.metrics if checked is None else {**row.metrics, CHECK: checked}
+            row.reward = given
         return row
 
     async def _score_answer(self, one: AttemptInFlight, settled: End) -> AttemptRow | None:
@@ -551,6 +555,17 @@ class Evaluation:
                 "waiting_seconds": dict(times.waiting),
             }
         )
+
+
+def derive_attempt_id(name: str, attempt: AttemptKey, round_: int, failures: int) -> str:
+    """Return the id of the conversation of an attempt, by the evaluation's name and the failures in its round."""
+    return derive_conversation_id(_name_attempt(name, attempt, round_, failures))
+
+
+def _name_attempt(name: str, attempt: AttemptKey, round_: int, failures: int) -> str:
+    model, instance, number = attempt
+    earlier = f"r{round_}.{failures}" if round_ else f"{failures}"
+    return f"{name}/{model}/{instance}/{number}/{earlier}"
 
 
 def _add_rewards(row: AttemptRow, found: Rewards) -> AttemptRow:

@@ -18,7 +18,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class PythonScorer:
     function: Callable[[AttemptToScore], Any]
 
     async def score(self, attempt: AttemptToScore) -> Rewards:
-        """Score an attempt; a bare number is also a metric with the scorer's name.
+        """Score an attempt; its reward is also a metric with the scorer's name.
 
         Raises:
             ScorerFailed: the function fails, takes too long, or returns something else than rewards.
@@ -87,9 +87,8 @@ class PythonScorer:
             found = parse_rewards(value)
         except Exception as error:  # any error of the function
             raise ScorerFailed(f"The scorer {self.name}: {type(error).__name__}: {error}") from error
-        if isinstance(value, bool | int | float):
-            return Rewards(found.reward, {self.name: float(value)})
-        return found
+        own = {} if found.reward is None else {self.name: found.reward}
+        return replace(found, metrics={**found.metrics, **own})
 
 
 def to_absolute_scorer(name: str) -> str:

@@ -12,15 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.contract import AgentSpec, Limits, ModelReply
+from broker.contract import TERMINAL_STATES, AgentSpec, Limits, ModelReply
+from broker.log import ConversationQuery, ConversationRow, Selection
 from broker.runtime import CorruptEntry, DeckhandsError, UnknownConversation, UsageError, failpoint
-from deckhands.client import Client
+from deckhands.client import MAX_TITLE, Client, for_each
 from deckhands.evaluation import (
+    CHECK,
+    LABEL,
     MAX_SCORE,
     Attempt,
     AttemptKey,
@@ -29,20 +32,25 @@ from deckhands.evaluation import (
     EvaluationPlan,
     EvaluationSteering,
     Instance,
+    ModelSilent,
     Results,
     ResultsInUse,
+    derive_attempt_id,
     load_scorers,
     read_dataset,
     select_instances,
 )
-from deckhands.rollouts.record import ENDED, OVER, RunRecord, RunState
-from deckhands.rollouts.spec import CHECK, CRITIC, RolloutSpec
+from deckhands.rollouts.record import ENDED, OVER, RUNNING, RunRecord, RunState
+from deckhands.rollouts.spec import CRITIC, RolloutSpec
 
 CONSUMERS = "trainer"
 """The group of consumers whose acknowledgements bound how many groups start."""
 TICK_SECONDS = 0.2
 STANDBY_SECONDS = 1.0
 RENEW_SECONDS = 2.0
+SILENT_SECONDS = 2.5
+"""While every call of the model fails, the run waits twice this time, then four times, and so on."""
+LONGEST_SILENT_SECONDS, MAX_DOUBLINGS = 60.0, 10
 ROWS, RESULTS = "prompts.jsonl", "results.jsonl"
 USABLE = frozenset({"resolved", "unresolved", "refused", "limit"})
 CUT, DELIVERED, STALE, TOO_SMALL = "cut", "delivered", "stale", "too_small"
@@ -61,7 +69,9 @@ class GroupInFlight:
         keys: its attempts.
         round: how often it was restarted.
         started: when its round started, and at which version; None: it has not.
-        is_over: it is delivered, or was given up.
+        is_over: it is delivered, or was given up (`is_given_up`).
+
+    An attempt whose model did not answer may be in a later round than its group.
     """
 
     index: int
@@ -70,6 +80,7 @@ class GroupInFlight:
     round: int = 0
     started: tuple[float, int] | None = None
     is_over: bool = False
+    is_given_up: bool = False
 
     @property
     def id(self) -> str:
@@ -95,7 +106,8 @@ class RolloutDriver:
     _is_ready: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _finished: dict[AttemptKey, int] = field(default_factory=dict)
-    _opening: set[int] = field(default_factory=set)
+    _opening: dict[int, int] = field(default_factory=dict)
+    _uncut: set[int] = field(default_factory=set)
     _by_instance: dict[str, GroupInFlight] = field(default_factory=dict)
     _read_events: int = 0
     _replies: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -107,30 +119,37 @@ class RolloutDriver:
             LeaseLost: another driver has taken over.
         """
         await self._start()
-        ticker = asyncio.create_task(self._tick_on())
+        helpers = [asyncio.create_task(self._tick_on()), asyncio.create_task(self._cancel_orphans())]
+        ticker = helpers[0]
+        silences = 0
         try:
-            while not self.is_finished:
+            while not ticker.done():
                 self._evaluation = Evaluation(
                     self.client, self.plan, self.results, on_row=self._on_row, may_start=self._may_start
                 )
                 evaluating = asyncio.create_task(self._evaluation.run())
+                helpers.append(evaluating)
                 self._changed.clear()
                 await asyncio.wait([evaluating, ticker], return_when=asyncio.FIRST_COMPLETED)
-                if ticker.done() and not evaluating.done():
-                    evaluating.cancel()
-                    await asyncio.gather(evaluating, return_exceptions=True)
-                else:
-                    await evaluating
                 if ticker.done():
-                    await ticker
-                    return
+                    break
                 self._evaluation = None
-                waiting = asyncio.create_task(self._changed.wait())
-                await asyncio.wait([waiting, ticker], return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
+                try:
+                    await evaluating
+                except ModelSilent as error:
+                    await self.record.add_event("model_silent", message=error.message)
+                    silences = min(silences + 1, MAX_DOUBLINGS)
+                    await asyncio.wait([ticker], timeout=min(SILENT_SECONDS * 2**silences, LONGEST_SILENT_SECONDS))
+                else:
+                    waiting = asyncio.create_task(self._changed.wait())
+                    await asyncio.wait([waiting, ticker], return_when=asyncio.FIRST_COMPLETED)
+                    waiting.cancel()
         finally:
-            ticker.cancel()
-            await asyncio.gather(ticker, return_exceptions=True)
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+        await ticker
+        await self._cancel_orphans()
 
     def _on_row(self, row: AttemptRow) -> None:
         self._finished[row.key] = len(self._finished)
@@ -138,9 +157,12 @@ class RolloutDriver:
 
     def _may_start(self, attempt: Attempt) -> bool:
         """Return whether the next trajectory may start: its group is in the window, and the trainer keeps up."""
-        if not self._is_ready:
+        if not self._is_ready or self.state.state != RUNNING:
             return False
         group = self._by_instance[attempt.instance.id]
+        if group.is_over:
+            self._uncut.add(group.index)  # otherwise it stays the next one
+            return False
         if group.started is not None:
             return True
         oldest = next((one.index for one in self.groups if not one.is_over), group.index)
@@ -149,7 +171,7 @@ class RolloutDriver:
         )
         if group.index >= oldest + self.spec.window or open_groups >= self.spec.waiting:
             return group.index in self._opening
-        self._opening.add(group.index)
+        self._opening[group.index] = self.state.version
         return True
 
     async def _start(self) -> None:
@@ -157,21 +179,26 @@ class RolloutDriver:
         await self.record.join(CONSUMERS)
         await self._refresh()
         rounds = (await EvaluationSteering(self.client.store, self.plan.name).read()).rounds
-        delivered = {one["id"] for one in self.record.delivered}
         given_up = {one.get("instance") for one in self.record.events if one["kind"] == "given_up"}
         rows = []
         for group in self.groups:
-            self._by_instance[group.instance.id] = group
-            group.round = max((rounds.get(key, 0) for key in group.keys), default=0)
-            if group.id in delivered or group.instance.id in given_up:
-                group.is_over = True
+            name = group.instance.id
+            self._by_instance[name] = group
+            group.round = min(rounds.get(key, 0) for key in group.keys)
+            last = self.record.find_last(name)
+            if last is not None and (last["round"] >= group.round or self.record.find_standing(name)):
+                group.round, group.is_over = last["round"], True
+            group.is_given_up = name in given_up
+            group.is_over |= group.is_given_up
+            if group.is_over:
                 rows += [
                     AttemptRow(
                         instance=instance, model=model, attempt=number, outcome="not-run", cause=DELIVERED,
-                        round=group.round,
+                        round=rounds.get((model, instance, number), 0),
                     )
                     for model, instance, number in sorted(group.keys)
-                    if (row := self.results.rows.get((model, instance, number))) is None or row.round < group.round
+                    if (row := self.results.rows.get((model, instance, number))) is None
+                    or row.round < rounds.get((model, instance, number), 0)
                 ]  # fmt: skip
             elif any(self._is_current(group, key) for key in group.keys):
                 group.started = await self.record.note_start(group.id, self.state.version)
@@ -183,8 +210,7 @@ class RolloutDriver:
         clock = self.client.store.clock
         while True:
             if clock.monotonic() - renewed > RENEW_SECONDS:
-                if not await self.record.renew_lease(self.lease):
-                    raise LeaseLost
+                await self._hold()
                 renewed = clock.monotonic()
             await self._tick()
             if self.is_finished:
@@ -193,20 +219,38 @@ class RolloutDriver:
 
     async def _tick(self) -> None:
         await self._refresh()
-        for index in sorted(self._opening):
-            self.groups[index].started = await self.record.note_start(self.groups[index].id, self.state.version)
-        self._opening.clear()
+        for index, version in list(self._opening.items()):
+            self.groups[index].started = await self.record.note_start(self.groups[index].id, version)
+            del self._opening[index]
         await self._take_dropped()
-        if self.state.state not in ENDED:
+        await self._cut_over()
+        if self.state.state == RUNNING:
             oldest = next((one.index for one in self.groups if not one.is_over), len(self.groups))
             for group in self.groups[oldest : oldest + self.spec.window]:
                 if not group.is_over and group.started is not None:
                     await self._advance(group)
-        is_ended = self.state.state in ENDED
-        if is_ended or (all(one.is_over for one in self.groups) and not self.waiting):
-            if not is_ended:
-                await self.record.set_state(OVER)
+        if self.state.state in ENDED:
             self.is_finished = True
+        elif self._is_all_over and not self.waiting:
+            await self._hold()
+            await self.record.refresh()  # the reader drops a group before it acknowledges it
+            await self._take_dropped()
+            if self._is_all_over:
+                await self.record.set_state(OVER)
+                self.is_finished = True
+
+    @property
+    def _is_all_over(self) -> bool:
+        return all(one.is_over for one in self.groups)
+
+    async def _hold(self) -> None:
+        """Make sure that this is the driver still.
+
+        Raises:
+            LeaseLost: another one is.
+        """
+        if not await self.record.renew_lease(self.lease):
+            raise LeaseLost
 
     async def _refresh(self) -> None:
         await self.record.refresh()
@@ -214,13 +258,17 @@ class RolloutDriver:
         self.waiting = await self.record.count_waiting(CONSUMERS)
 
     async def _take_dropped(self) -> None:
-        """Restart groups that the reader found too old."""
+        """Restart groups that the reader found too old, or could not read."""
         new = self.record.events[self._read_events :]
         self._read_events = len(self.record.events)
-        names = {str(one.get("group")) for one in new if one["kind"] == "dropped" and one.get("by") == "reader"}
-        for group in self.groups:
-            if group.is_over and group.id in names:
-                await self._restart(group, STALE, is_told=True)
+        reasons = {
+            str(one.get("group")): str(one.get("reason"))
+            for one in new
+            if one["kind"] == "dropped" and one.get("by") == "reader"
+        }
+        for group in self.groups if reasons else ():
+            if group.is_over and not group.is_given_up and group.id in reasons:
+                await self._restart(group, reasons[group.id], is_told=True)
 
     async def _advance(self, group: GroupInFlight) -> None:
         """Deliver a group, cut its stragglers, or restart it."""
@@ -232,7 +280,8 @@ class RolloutDriver:
         rows = [self.results.rows[key] for key in group.keys if self._is_current(group, key)]
         usable = await self._list_usable(rows)
         now = self.client.store.clock.now().timestamp()
-        is_late = self.spec.group_seconds is not None and now - at > self.spec.group_seconds
+        limit = self.spec.group_seconds
+        is_late = limit is not None and now - at > limit and now - at - self.record.measure_pauses(at, now) > limit
         is_complete = len(usable) >= self.spec.group_size
         if not is_complete and not is_late and len(rows) < len(group.keys):
             return
@@ -249,8 +298,10 @@ class RolloutDriver:
             "id": group.id, "run": self.record.name, "index": group.index, "instance": group.instance.id,
             "round": group.round, "version": self.state.version, "min_version": oldest, "trajectories": trajectories,
         }  # fmt: skip
+        await self._hold()
         failpoint("rollouts.before_delivery")
-        await self.record.deliver(about)
+        if not await self.record.deliver(about):
+            raise LeaseLost
         failpoint("rollouts.after_delivery")
         group.is_over = True
         self.waiting += 1
@@ -261,25 +312,64 @@ class RolloutDriver:
 
     async def _restart(self, group: GroupInFlight, reason: str, *, is_told: bool = False) -> None:
         """Repeat a group in its next round, or give it up."""
+        await self._hold()
         if not is_told:
             await self.record.add_event("dropped", group=group.id, reason=reason, by="driver")
-        if group.round >= self.spec.retries:
+            await self.record.refresh()
+        if len(self.record.list_dropped(group.instance.id)) > self.spec.retries:
             await self.record.add_event("given_up", group=group.id, instance=group.instance.id, reason=reason)
-            group.is_over = True
+            group.is_over = group.is_given_up = True
             await self._cut(group)
             return
-        next_round = group.round + 1
+        steering = EvaluationSteering(self.client.store, self.plan.name)
+        rounds = (await steering.read()).rounds
+        next_round = max(group.round, *(rounds.get(key, 0) for key in group.keys)) + 1
         group.round, group.started, group.is_over = next_round, None, False
         if self._evaluation is not None:
             await self._evaluation.restart(group.keys, next_round)
         else:
-            steering = EvaluationSteering(self.client.store, self.plan.name)
             await steering.set_rounds(dict.fromkeys(group.keys, next_round))
         self._changed.set()
 
     async def _cut(self, group: GroupInFlight) -> None:
-        if self._evaluation is not None:
-            await self._evaluation.cut(group.keys, CUT)
+        self._uncut.add(group.index)
+        await self._cut_over()
+
+    async def _cut_over(self) -> None:
+        """End the attempts of groups that are over. An evaluation that has not started has none yet, so ask again."""
+        for index in list(self._uncut):
+            group = self.groups[index]
+            if group.is_over and self._evaluation is not None:
+                await self._evaluation.cut(group.keys, CUT)
+            if not group.is_over or all(self._is_current(group, key) for key in group.keys):
+                self._uncut.discard(index)
+
+    async def _cancel_orphans(self) -> None:
+        """Cancel conversations of attempts that do not count any more: of groups that are over, of earlier rounds.
+
+        An earlier driver has started them. If the run has ended, all its conversations are cancelled.
+        """
+        groups: dict[str, list[GroupInFlight]] = {}
+        for group in self.groups:
+            groups.setdefault(group.instance.id[:MAX_TITLE], []).append(group)
+
+        def is_orphan(row: ConversationRow) -> bool:
+            if row.state in TERMINAL_STATES or self.state.state in ENDED:
+                return row.state not in TERMINAL_STATES
+            found = groups.get(row.title, ())
+            return bool(found) and all(one.is_over or row.conversation_id in self._list_earlier(one) for one in found)
+
+        await steer_all(self.client, self.plan.name, self.client.cancel, is_orphan)
+
+    def _list_earlier(self, group: GroupInFlight) -> set[str]:
+        """Return the ids of the conversations of the earlier rounds of a group."""
+        numbers = range(self.plan.retries + 1)
+        return {
+            derive_attempt_id(self.plan.name, key, round_, number)
+            for key in group.keys
+            for round_ in range(group.round)
+            for number in numbers
+        }
 
     def _is_stale(self, version: int) -> bool:
         most = self.spec.max_staleness
@@ -287,7 +377,7 @@ class RolloutDriver:
 
     def _is_current(self, group: GroupInFlight, key: AttemptKey) -> bool:
         row = self.results.rows.get(key)
-        return row is not None and row.round == group.round
+        return row is not None and row.round >= group.round
 
     def _place(self, row: AttemptRow) -> int:
         return self._finished.get(row.key, -1)
@@ -321,7 +411,10 @@ class RolloutDriver:
         }
 
     def _describe(self, row: AttemptRow) -> dict[str, Any]:
-        reward, parts = compute_reward(row, self.spec, has_check=row.outcome in ("resolved", "unresolved"))
+        instance = self._by_instance[row.instance].instance
+        is_checked = any(one is not None for one in (instance.check, instance.answer, instance.judge))
+        has_check = is_checked and row.outcome in ("resolved", "unresolved")
+        reward, parts = compute_reward(row, self.spec, has_check=has_check)
         return {
             "conversation_id": row.conversation_id,
             "attempt": row.attempt,
@@ -344,13 +437,31 @@ def compute_reward(row: AttemptRow, spec: RolloutSpec, *, has_check: bool) -> tu
     parts = {name: row.metrics[name] for name in names if name in row.metrics}
     if spec.critic and row.score is not None:
         parts[CRITIC] = row.score / MAX_SCORE
-    decides = not spec.scorers and not spec.critic
-    if has_check and (decides or CHECK in spec.weights):
-        resolved = float(row.outcome == "resolved")
-        parts[CHECK] = resolved if row.reward is None or not decides else row.reward
+    if has_check and (CHECK in spec.weights or not (spec.scorers or spec.critic)):
+        number = row.metrics.get(CHECK) if set(names) & row.metrics.keys() else row.reward
+        parts[CHECK] = float(row.outcome == "resolved") if number is None else number
     if not parts:
         return row.reward or 0.0, {}
     return sum(value * spec.weights.get(name, 1.0) for name, value in parts.items()), parts
+
+
+async def steer_all(
+    client: Client, name: str, act: Callable[[str], Awaitable[object]], is_meant: Callable[[ConversationRow], bool]
+) -> None:
+    """Call a function with the conversations of a run that are meant."""
+    pages = ConversationQuery(client.store, Selection(labels={LABEL: name})).iterate_pages()
+
+    async def find_ids() -> AsyncIterator[str]:
+        async for page in pages:
+            for row in page:
+                if is_meant(row) and not row.is_closed:
+                    yield row.conversation_id
+
+    async def call(conversation_id: str) -> None:
+        with contextlib.suppress(UsageError):  # it has ended meanwhile
+            await act(conversation_id)
+
+    await for_each(find_ids(), call)
 
 
 async def drive(client: Client, name: str, directory: Path) -> bool:

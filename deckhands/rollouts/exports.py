@@ -6,12 +6,12 @@ Holds: rows are in the order of delivery, and have the columns of `COLUMNS`. The
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from broker.runtime import UsageError, new_key
+from broker.runtime import CorruptEntry, UnknownConversation, UsageError, new_key
 from deckhands.client import Client
 from deckhands.rollouts.run import RolloutRun
 
@@ -41,19 +41,23 @@ COLUMNS: Mapping[str, str] = {
 ROWS_AT_ONCE = 256
 
 
-async def export_rollouts(client: Client, run: RolloutRun, path: Path, form: Format) -> int:
+async def export_rollouts(
+    client: Client, run: RolloutRun, path: Path, form: Format, *, on_unreadable: Callable[[str], None] = lambda _: None
+) -> int:
     """Write the groups of a run into a file, and return the number of rows.
+
+    Args:
+        on_unreadable: called with the id of each conversation that cannot be read any more; it has no rows.
 
     Raises:
         UsageError: the file cannot be written, or pyarrow is not installed.
-        UnknownConversation, CorruptEntry: a trajectory cannot be read any more.
     """
     draft = path.with_name(f".{path.name}.{new_key()}")
     count = 0
     try:
         with draft.open("wb") as file:
             writer = _JsonlWriter(file) if form == "jsonl" else _ParquetWriter(file)
-            async for row in iterate_rows(client, run):
+            async for row in iterate_rows(client, run, on_unreadable):
                 writer.write(row)
                 count += 1
             writer.close()
@@ -65,14 +69,20 @@ async def export_rollouts(client: Client, run: RolloutRun, path: Path, form: For
     return count
 
 
-async def iterate_rows(client: Client, run: RolloutRun) -> AsyncIterator[dict[str, Any]]:
-    """Yield the rows of the groups that were delivered, except those that the reader dropped as too old."""
+async def iterate_rows(
+    client: Client, run: RolloutRun, on_unreadable: Callable[[str], None]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the rows of the groups that were delivered, except those that the reader dropped."""
     dropped = {one.get("group") for one in await run.list_events() if one["kind"] == "dropped"}
     for group in await run.list_groups():
         if group["id"] in dropped:
             continue
         for about in group["trajectories"]:
-            trajectory = await client.trajectory(about["conversation_id"])
+            try:
+                trajectory = await client.trajectory(about["conversation_id"])
+            except (CorruptEntry, UnknownConversation):
+                on_unreadable(about["conversation_id"])
+                continue
             for number, segment in enumerate(trajectory.segments):
                 yield {
                     "run": run.name,

@@ -4,7 +4,8 @@ Holds: the stream of groups is what was delivered. The number of an entry is the
 refuses a number that is taken; so two drivers at once deliver each group once. Entries stay after their
 acknowledgement. The version of the policy never decreases.
 Does not: hold tokens; a group names its conversations, whose logs have them.
-Keys: `deck:{0}:rollouts`, `deck:{0}:rollout:<name>`, and its `:events`, `:groups` and `:driver`. Kept for a month.
+Keys: `deck:{0}:rollouts`, `deck:{0}:rollout:<name>`, and its `:events`, `:groups`, `:driver` and `:version`. Kept for a
+month.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from broker.runtime import StoreRefused, UsageError, is_conversation_id, new_key
-from broker.store import Store, decode_fields
+from broker.store import Store
 from deckhands.rollouts.spec import RolloutSpec
 
 KEPT_SECONDS = 30 * 86_400
 LEASE_MILLISECONDS = 10_000
 PAGE = 500
 MAX_VERSION = (1 << 31) - 1
+POLICY = "policy"
 RUNNING, PAUSED, ABORTED, OVER = "running", "paused", "aborted", "over"
 ENDED = frozenset({ABORTED, OVER})
 
@@ -41,6 +43,44 @@ class RunState:
     state: str = RUNNING
     version: int = 0
     is_driven: bool = False
+
+
+class _Trajectory(BaseModel):
+    """The fields of a trajectory in an entry that a reader needs."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    conversation_id: str
+    attempt: int
+    reward: float
+    rewards: dict[str, float]
+    step_rewards: list[float]
+    outcome: str
+    cause: str
+    is_partial: bool
+    min_version: int | None
+    max_version: int | None
+
+    @field_validator("conversation_id")
+    @classmethod
+    def _is_id(cls, name: str) -> str:
+        if not is_conversation_id(name):
+            raise ValueError("not the id of a conversation")
+        return name
+
+
+class _Group(BaseModel):
+    """The fields of an entry that a reader needs."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    id: str
+    index: int
+    instance: str
+    round: int
+    version: int
+    min_version: int
+    trajectories: list[_Trajectory]
 
 
 class RunRecord:
@@ -66,9 +106,12 @@ class RunRecord:
         self._events_key = keys.rollout_events(name)
         self._groups_key = keys.rollout_groups(name)
         self._lease_key = keys.rollout_driver(name)
+        self._version_key = keys.rollout_version(name)
         self._last_event = "0-0"
         self._last_group = 0
         self._ids: set[str] = set()
+        self._last_of: dict[str, dict[str, Any]] = {}
+        self._dropped: dict[str, set[str]] = {}
 
     async def create(self, spec: RolloutSpec) -> bool:
         """Record a specification; return whether the run is new. Idempotent.
@@ -105,13 +148,14 @@ class RunRecord:
 
     async def load_state(self) -> RunState:
         """Return the state of the run."""
-        fields = decode_fields(await self._store.call("HGETALL", self._hash))
-        version = fields.get("version", "0")
-        state = fields.get("state", RUNNING)
-        is_driven = await self._store.call("EXISTS", self._lease_key)
+        (state,), score, is_driven = await self._store.call_many(
+            [("HMGET", self._hash, "state"), ("ZSCORE", self._version_key, POLICY), ("EXISTS", self._lease_key)]
+        )
+        named = (state or b"").decode(errors="replace")
+        version = float(score or 0)
         return RunState(
-            state if state in (RUNNING, PAUSED, *ENDED) else RUNNING,
-            int(version) if version.isdecimal() and int(version) <= MAX_VERSION else 0,
+            named if named in (RUNNING, PAUSED, *ENDED) else RUNNING,
+            int(version) if 0 <= version <= MAX_VERSION else 0,
             bool(is_driven),
         )
 
@@ -128,10 +172,10 @@ class RunRecord:
         """
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
             raise UsageError(f"{version!r} is not a version of the policy.", remedy="Pass 1, 2, 3 and so on.")
+        await self._store.call("ZADD", self._version_key, "GT", version, POLICY)  # never decreases
         known = (await self.load_state()).version
         if version < known:
             raise UsageError(f"The policy is at version {known} already.", remedy="Pass a later version.")
-        await self._store.call("HSET", self._hash, "version", version)
         await self.add_event("weights_changed", version=version)
 
     async def add_event(self, kind: str, **fields: Any) -> None:
@@ -159,6 +203,7 @@ class RunRecord:
                 group = parse_group(fields)
                 if group is not None:
                     self._ids.add(group["id"])
+                    self._last_of[group["instance"]] = group
                     self.delivered.append(group)
             if len(rows) < PAGE:
                 break
@@ -166,14 +211,46 @@ class RunRecord:
             rows = await self._store.call("XRANGE", self._events_key, f"({self._last_event}", "+", "COUNT", PAGE)
             for entry_id, fields in rows:
                 self._last_event = entry_id.decode()
-                self.events += _parse_event(fields)
+                for event in _parse_event(fields):
+                    self.events.append(event)
+                    if event["kind"] == "dropped":
+                        name = str(event.get("group"))
+                        self._dropped.setdefault(name.rpartition("-r")[0], set()).add(name)
             if len(rows) < PAGE:
                 break
 
-    async def deliver(self, group: Mapping[str, Any]) -> None:
-        """Add a group to the stream, once, whatever other drivers do. Idempotent."""
+    def find_last(self, instance: str) -> dict[str, Any] | None:
+        """Return the last group of a prompt that was delivered, as of the last `refresh`."""
+        return self._last_of.get(instance)
+
+    def find_standing(self, instance: str) -> dict[str, Any] | None:
+        """Return the last group of a prompt if it was not dropped, as of the last `refresh`."""
+        last = self._last_of.get(instance)
+        return None if last is None or last["id"] in self.list_dropped(instance) else last
+
+    def list_dropped(self, instance: str) -> frozenset[str]:
+        """Return the ids of the groups of a prompt that were dropped, as of the last `refresh`."""
+        return frozenset(self._dropped.get(instance, ()))
+
+    def measure_pauses(self, since: float, until: float) -> float:
+        """Return for how many seconds of a time the run was paused, as of the last `refresh`."""
+        total, paused_at = 0.0, None
+        for one in self.events:
+            if one["kind"] == PAUSED and paused_at is None:
+                paused_at = max(one["at"], since)
+            elif one["kind"] == RUNNING and paused_at is not None:
+                total += max(0.0, one["at"] - paused_at)
+                paused_at = None
+        return total if paused_at is None else total + max(0.0, until - paused_at)
+
+    async def deliver(self, group: Mapping[str, Any]) -> bool:
+        """Add a group to the stream, once, whatever other drivers do. Idempotent.
+
+        Returns:
+            Whether it is in the stream. It is not added if another group of its prompt was delivered and not dropped.
+        """
         text = json.dumps(group)
-        while group["id"] not in self._ids:
+        while group["id"] not in self._ids and self.find_standing(group["instance"]) is None:
             try:
                 await self._store.call("XADD", self._groups_key, f"{self._last_group + 1}-0", "group", text)
             except StoreRefused:  # another driver was faster, or the reply to this call was lost
@@ -184,6 +261,7 @@ class RunRecord:
             else:
                 await self.refresh()
         await self._touch()
+        return group["id"] in self._ids
 
     async def count_waiting(self, consumers: str) -> int:
         """Return how many groups are delivered and not acknowledged by a group of consumers."""
@@ -252,8 +330,12 @@ class RunRecord:
     async def _touch(self) -> None:
         commands: list[tuple[str | float, ...]] = [
             ("ZADD", self._index, round(self._now() * 1_000), self.name),
+            ("ZREMRANGEBYSCORE", self._index, "-inf", round((self._now() - KEPT_SECONDS) * 1_000)),
             ("EXPIRE", self._index, KEPT_SECONDS),
-            *(("EXPIRE", key, KEPT_SECONDS) for key in (self._hash, self._events_key, self._groups_key)),
+            *(
+                ("EXPIRE", key, KEPT_SECONDS)
+                for key in (self._hash, self._events_key, self._groups_key, self._version_key)
+            ),
         ]
         await self._store.call_many(commands)
 
@@ -270,12 +352,9 @@ async def list_runs(store: Store) -> list[str]:
 def parse_group(fields: list[bytes]) -> dict[str, Any] | None:
     """Return the group of an entry; None if another program wrote something else there."""
     try:
-        found = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"group"])
-        is_group = isinstance(found["id"], str) and isinstance(found["index"], int)
-        is_group = is_group and all(isinstance(one["conversation_id"], str) for one in found["trajectories"])
-    except (KeyError, ValueError, TypeError, RecursionError):
+        return _Group.model_validate_json(dict(zip(fields[::2], fields[1::2], strict=True))[b"group"]).model_dump()
+    except (KeyError, ValueError):
         return None
-    return found if is_group else None
 
 
 def _parse_event(fields: list[bytes]) -> list[dict[str, Any]]:
@@ -283,4 +362,5 @@ def _parse_event(fields: list[bytes]) -> list[dict[str, Any]]:
         found = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"event"])
     except (KeyError, ValueError, TypeError, RecursionError):
         return []
-    return [found] if isinstance(found, dict) and isinstance(found.get("kind"), str) else []
+    is_event = isinstance(found, dict) and isinstance(found.get("kind"), str)
+    return [found] if is_event and isinstance(found.get("at"), int | float) else []

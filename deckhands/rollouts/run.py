@@ -7,27 +7,28 @@ a run continues even if the process that started it is gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from broker.contract import TERMINAL_STATES, AgentState
-from broker.log import ConversationQuery, ConversationRow, Selection
-from broker.runtime import UsageError, new_conversation_id
-from deckhands.client import Client, Trajectory, for_each
+from broker.log import ConversationRow
+from broker.runtime import CorruptEntry, UnknownConversation, UsageError, new_conversation_id
+from deckhands.client import Client, Trajectory
 from deckhands.cluster import Home
-from deckhands.evaluation import LABEL, EvaluationSteering
-from deckhands.rollouts.driver import CONSUMERS, drive_on, read_prompts
+from deckhands.evaluation import EvaluationSteering
+from deckhands.rollouts.driver import CONSUMERS, drive_on, read_prompts, steer_all
 from deckhands.rollouts.engines import pause_engines, resume_engines
 from deckhands.rollouts.record import ABORTED, ENDED, PAUSED, RUNNING, RunRecord, RunState
 from deckhands.rollouts.spec import RolloutSpec
 from deckhands.settings import CliSettings
 
 POLL_SECONDS = 0.2
+SUBMISSION_SECONDS = 0.5
+"""A driver learns of a pause within this time, and submits a conversation."""
 PATIENCE_SECONDS = 3.0
 READ_AHEAD = 4
 LAST_LINES = 5
@@ -168,8 +169,8 @@ class RolloutRun:
     ) -> AsyncGenerator[Group]:
         """Yield the finished groups with their tokens, those first that this consumer did not acknowledge before.
 
-        A group that became too old while it waited is dropped, and its prompt is tried again. It ends when the run is
-        over and each group is acknowledged.
+        A group that became too old while it waited, or whose tokens cannot be read any more, is dropped, and its prompt
+        is tried again. It ends when the run is over and each group is acknowledged.
 
         Args:
             consumer: the name of this reader. A program that dies continues under the same name.
@@ -189,9 +190,15 @@ class RolloutRun:
                 new = [(entry_id, one) for entry_id, one in entries if entry_id not in yielded]
                 for entry_id, about in new:
                     yielded.add(entry_id)
-                    if await self._drop_stale(spec, entry_id, about):
+                    if await self._is_stale(spec, about):
+                        await self._drop(entry_id, about, "stale")
                         continue
-                    yield await self._load(entry_id, about)
+                    try:
+                        group = await self._load(entry_id, about)
+                    except (CorruptEntry, UnknownConversation):  # damaged, or deleted meanwhile
+                        await self._drop(entry_id, about, "unreadable")
+                        continue
+                    yield group
                 if not new:
                     if is_ended or not is_following:
                         return
@@ -231,14 +238,14 @@ class RolloutRun:
         await resume_engines(spec.engines)
         await EvaluationSteering(self._client.store, self.name).set_desired(state="running")
         await self._record.set_state(RUNNING)
-        await self._steer_all(self._client.resume, lambda row: row.state == AgentState.PAUSED)
+        await steer_all(self._client, self.name, self._client.resume, _is_open)  # some may have yet to announce a pause
 
     async def abort(self) -> None:
         """End the run: no further group is delivered, and its conversations are cancelled. Idempotent."""
         await EvaluationSteering(self._client.store, self.name).set_desired(state="cancelled")
         if (await self._record.load_state()).state not in ENDED:
             await self._record.set_state(ABORTED)
-        await self._steer_all(self._client.cancel, lambda row: row.state not in TERMINAL_STATES)
+        await self._steer_all(self._client.cancel, _is_open)
 
     async def _require_open(self) -> None:
         state = (await self._record.load_state()).state
@@ -248,28 +255,20 @@ class RolloutRun:
     async def _steer_all(
         self, act: Callable[[str], Awaitable[object]], is_meant: Callable[[ConversationRow], bool]
     ) -> None:
-        """Call a function with the conversations that are meant."""
-        pages = ConversationQuery(self._client.store, Selection(labels={LABEL: self.name})).iterate_pages()
+        """Call a function with the conversations that are meant, also with those that are being submitted now."""
+        await steer_all(self._client, self.name, act, is_meant)
+        if (await self._record.load_state()).is_driven:
+            await asyncio.sleep(SUBMISSION_SECONDS)
+            await steer_all(self._client, self.name, act, is_meant)
 
-        async def find_ids() -> AsyncIterator[str]:
-            async for page in pages:
-                for row in page:
-                    if is_meant(row) and not row.is_closed:
-                        yield row.conversation_id
-
-        async def call(conversation_id: str) -> None:
-            with contextlib.suppress(UsageError):  # it has ended meanwhile
-                await act(conversation_id)
-
-        await for_each(find_ids(), call)
-
-    async def _drop_stale(self, spec: RolloutSpec, entry_id: str, about: Mapping[str, Any]) -> bool:
+    async def _is_stale(self, spec: RolloutSpec, about: Mapping[str, Any]) -> bool:
         version = (await self._record.load_state()).version
-        if spec.max_staleness is None or version - int(about["min_version"]) <= spec.max_staleness:
-            return False
-        await self._record.add_event("dropped", group=about["id"], reason="stale", by="reader")
+        return spec.max_staleness is not None and version - about["min_version"] > spec.max_staleness
+
+    async def _drop(self, entry_id: str, about: Mapping[str, Any], reason: str) -> None:
+        """Have the driver try the prompt of a group again."""
+        await self._record.add_event("dropped", group=about["id"], reason=reason, by="reader")
         await self._record.acknowledge(CONSUMERS, entry_id)
-        return True
 
     async def _load(self, entry_id: str, about: Mapping[str, Any]) -> Group:
         trajectories = [await self._client.trajectory(one["conversation_id"]) for one in about["trajectories"]]
@@ -286,8 +285,12 @@ class RolloutRun:
         read_prompts(spec, self._directory)
 
 
+def _is_open(row: ConversationRow) -> bool:
+    return row.state not in TERMINAL_STATES
+
+
 def _is_working(row: ConversationRow) -> bool:
-    return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED
+    return _is_open(row) and row.state != AgentState.PAUSED
 
 
 def find_directory(name: str) -> Path:

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from broker.contract import NAME_PATTERN
 from broker.runtime import UsageError
-from deckhands.evaluation import MAX_AT_ONCE, load_scorers, resolve_model, to_absolute_name, to_absolute_scorer
+from deckhands.evaluation import CHECK, MAX_AT_ONCE, load_scorers, resolve_model, to_absolute_name, to_absolute_scorer
 
 MAX_GROUP = 256
 MAX_ROWS = 100_000
 SHOWN_ERRORS = 5
-CHECK, CRITIC = "check", "critic"
+CRITIC = "critic"
 Part = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -129,7 +129,13 @@ class RolloutSpec(BaseModel):
         }
         if isinstance(self.prompts, str):
             found["prompts"] = to_absolute_name(self.prompts)
-        names = {one.name for one in load_scorers(found["scorers"])} | {CHECK, CRITIC}
+        functions = [one.name for one in load_scorers(found["scorers"])]
+        names = {*functions, CHECK, CRITIC}
+        if len(names) < len(functions) + 2:
+            raise UsageError(
+                f"The names of the scorers are not distinct: {', '.join(functions)}.",
+                remedy=f"Rename a function; {CHECK} and {CRITIC} are the names of other parts of the reward.",
+            )
         if unknown := sorted(self.weights.keys() - names):
             raise UsageError(f"There is no part {unknown[0]!r} of the reward.", remedy=f"It has {', '.join(names)}.")
         return self.model_copy(update=found)

@@ -53,6 +53,8 @@ FIRST_BYTE = 3
 FIRST_WORD = FIRST_BYTE + 256
 SPECIAL = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}
 TURN = "turn"
+DEFAULT_TOKENS = 16
+"""The most tokens of a reply of `/completions` without `max_tokens`, as in vLLM."""
 _PIECES = re.compile("|".join(map(re.escape, sorted(WORDS, key=len, reverse=True))))
 
 
@@ -134,6 +136,8 @@ class StubEngine:
         turns: the steps of a trajectory before it finishes.
         seconds_per_token: how long a token takes.
         tool: the tool that a step calls: `execute_bash`, or `think`, which needs no tool worker.
+        max_model_len: as `/tokenize` names it; None: it does not.
+        refuses: it answers `/completions` with the status 401.
         stalls_after: replies after this number never come; None: all do.
         truth: a row for each reply sent: the tokens of its prompt, its sampled tokens and their versions.
     """
@@ -143,6 +147,8 @@ class StubEngine:
     model: str = "stub"
     tool: str = "execute_bash"
     keeps_truth: bool = True
+    max_model_len: int | None = 1 << 20
+    refuses: bool = False
     stalls_after: int | None = None
     sent: int = 0
     policy: Policy = field(default_factory=Policy)
@@ -187,8 +193,10 @@ class StubEngine:
         call_id = f"call_{step}_{key}"
         return f"rollouts of tokens, {TURN} {step}.", [{"id": call_id, "type": "function", "function": function}]
 
-    async def generate(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], list[int], bool]:
-        """Send tokens one after the other; return them, their versions, and whether an abort cut them off."""
+    async def generate(
+        self, prompt: Sequence[int], tokens: Sequence[int], limit: int | None = None
+    ) -> tuple[list[int], list[int], bool]:
+        """Send tokens up to a limit; return them, their versions, and whether an abort cut them off."""
         aborts = self.policy.aborts
         self.sent += 1
         if self.stalls_after is not None and self.sent > self.stalls_after:
@@ -197,7 +205,7 @@ class StubEngine:
         versions: list[int] = []
         self.in_flight += 1
         try:
-            for token in tokens:
+            for token in tokens[:limit]:
                 async with self.policy.changed:
                     await self.policy.changed.wait_for(
                         lambda: not self.policy.is_paused or self.policy.aborts != aborts
@@ -213,7 +221,7 @@ class StubEngine:
                 self.policy.changed.notify_all()
         if self.keeps_truth:
             self.truth.append({"prompt": list(prompt), "tokens": sent, "versions": versions})
-        is_cut = len(sent) < len(tokens)
+        is_cut = len(sent) < len(tokens[:limit])
         if is_cut:
             self._cut_off[(*prompt, *sent)] = list(tokens[len(sent) :])
         return sent, versions, is_cut
@@ -240,6 +248,8 @@ class StubEngine:
     async def _complete(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
+        if self.refuses:
+            return web.json_response({"error": {"message": "no access"}}, status=401)
         body = await request.json()
         prompt = [int(token) for token in body["prompt"]]
         open_at = max((at for at, token in enumerate(prompt) if token == IM_START), default=0)
@@ -251,11 +261,13 @@ class StubEngine:
         if rest is None:
             text, _ = self.write_reply(step, as_text=True, key=draw_word())
             rest = [*self.tokenizer.sample(text), IM_END]
-        sampled, versions, is_cut = await self.generate(prompt, rest)
+        limit = int(body.get("max_tokens") or DEFAULT_TOKENS)
+        sampled, versions, is_cut = await self.generate(prompt, rest, limit)
         shown = self.tokenizer.decode(sampled)
         for stop in [stops] if isinstance(stops, str) else stops:
             shown = shown.partition(stop)[0]
-        choice = {"index": 0, "text": shown, "finish_reason": "abort" if is_cut else "stop"}
+        reason = "abort" if is_cut else "length" if len(sampled) < len(rest) else "stop"
+        choice = {"index": 0, "text": shown, "finish_reason": reason}
         if body.get("logprobs") is not None:
             choice["logprobs"] = {"token_logprobs": [logprob_of(*row) for row in zip(sampled, versions, strict=True)]}
         return web.json_response(self._answer(body, prompt, (sampled, versions), choice, "text_completion"))
@@ -295,7 +307,7 @@ class StubEngine:
             tokens = self.tokenizer.render(body["messages"], body.get("tools") or [], is_open=is_open)
         else:
             tokens = self.tokenizer.encode(body["prompt"])
-        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": 1 << 20})
+        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self.max_model_len})
 
     async def _set_weights(self, request: web.Request) -> web.Response:
         from aiohttp import web

@@ -16,8 +16,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
+from broker.contract import TERMINAL_STATES
 from deckhands.client import Segment
 from deckhands.evaluation import LABEL
 from deckhands.rollouts import RolloutRun, RolloutSpec, StubEngine, serve_stub
@@ -45,6 +47,12 @@ async def main(url, name, out):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+ARMED = (
+    "import runpy; from broker.runtime import BrokerSettings; from broker.runtime.failpoints import arm;"
+    "arm(BrokerSettings.from_env()); runpy.run_module('deckhands', run_name='__main__', alter_sys=True)"
+)
+"""The command `deckhands` with failpoints."""
 
 
 @pytest_asyncio.fixture
@@ -157,3 +165,36 @@ async def test_kills_lose_and_double_no_group_and_no_token(rollouts: Rollouts, t
     assert len({version for segment in segments for version in segment.versions if version >= 0}) > 1
     rows = [row for row in await client.recent(limit=1_000) if row.labels.get(LABEL) == run.name]
     assert len(rows) >= GROUPS * GROUP_SIZE
+
+
+@pytest.mark.parametrize("boundary", ["before_delivery", "after_delivery"])
+async def test_a_driver_that_dies_at_a_delivery_is_replaced(rollouts: Rollouts, tmp_path: Path, boundary: str) -> None:
+    client, engine = rollouts.client, rollouts.engine
+    engine.turns, engine.stalls_after = 0, 2  # the third trajectory is a straggler, which is cut
+    spec = RolloutSpec(prompts=tuple(make_prompts(1)), model="openai/stub", group_size=2, extra=1)
+    run = await RolloutRun.start(client, spec, directory=tmp_path / "run")
+    environment = {
+        **os.environ,
+        "DECKHANDS_URL": rollouts.cluster.url_for_workers or rollouts.cluster.store.url,
+        "DECKHANDS_HOME": str(tmp_path / "home"),
+        "DECKHANDS_FAILPOINTS": f"rollouts.{boundary}:kill@1:{tmp_path / 'once'}",
+    }
+    attach = ("-c", ARMED, "rollouts", "attach", run.name, "--directory", str(tmp_path / "run"))
+    driver = Program(sys.executable, *attach, environment=environment, log=tmp_path / "driver.log")
+    await driver.start()
+    async with asyncio.timeout(unhurried(120)):
+        assert await driver.end() == -signal.SIGKILL, (tmp_path / "driver.log").read_text()
+        await driver.start()
+        groups = []
+        async for group in run.groups(drives=False):
+            groups.append(group)
+            await group.ack()
+        assert await driver.end() == 0, (tmp_path / "driver.log").read_text()
+    assert [group.id for group in groups] == [one["id"] for one in await run.list_groups()] == ["prompt-0-r0"]
+    assert len(groups[0].rollouts) == 2
+
+    async def is_all_over() -> bool:
+        rows = [row for row in await client.recent(limit=1_000) if row.labels.get(LABEL) == run.name]
+        return len(rows) == 3 and all(row.state in TERMINAL_STATES for row in rows)
+
+    await until(is_all_over, what="end of the straggler")

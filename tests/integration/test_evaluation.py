@@ -329,8 +329,8 @@ async def test_python_scorers_give_rewards_metrics_and_steps(client: Client, res
     await Evaluation(client, plan, results).run()
     rows = [results.rows[name, "a", 1] for name in (two, four)]
     assert [(row.outcome, row.reward, row.metrics) for row in rows] == [
-        ("unresolved", 0.5, {"words": 3.0}),
-        ("resolved", 1.0, {"words": 3.0}),
+        ("unresolved", 0.5, {"half": 0.5, "words": 3.0}),
+        ("resolved", 1.0, {"half": 1.0, "words": 3.0}),
     ], rows[0].evidence
     assert [row.step_rewards for row in rows] == [[0.5, 0.5]] * 2
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,24 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from broker.contract import TERMINAL_STATES
 from broker.runtime import UsageError
-from deckhands.evaluation import LABEL
-from deckhands.rollouts import COLUMNS, Group, RolloutRun, RolloutSpec, StubEngine, export_rollouts, serve_stub
+from broker.store import open_store
+from deckhands.client import Client
+from deckhands.evaluation import LABEL, AttemptRow, EvaluationSteering
+from deckhands.rollouts import (
+    COLUMNS,
+    Group,
+    RolloutRun,
+    RolloutSpec,
+    RunRecord,
+    StubEngine,
+    export_rollouts,
+    list_runs,
+    serve_stub,
+)
+from deckhands.rollouts.driver import compute_reward
+from tests.archive_parts import retired
 from tests.faults.harness import FaultCluster
 from tests.polling import until
 from tests.rollout_parts import Rollouts, make_prompts
@@ -35,6 +52,7 @@ async def rollouts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ro
 def engine(rollouts: Rollouts) -> StubEngine:
     rollouts.engine.turns, rollouts.engine.seconds_per_token = 1, 0.0
     rollouts.engine.policy.version, rollouts.engine.stalls_after = 0, None
+    rollouts.engine.refuses = False
     return rollouts.engine
 
 
@@ -193,6 +211,12 @@ async def test_an_aborted_run_ends(rollouts: Rollouts, engine: StubEngine, tmp_p
     await run.abort()
     await driving
     assert await read_all(run) == []
+
+    async def are_cancelled() -> bool:
+        rows = [row for row in await rollouts.client.recent(limit=1_000) if row.labels.get(LABEL) == run.name]
+        return all(row.state in TERMINAL_STATES for row in rows)
+
+    await until(are_cancelled, what="cancelled conversations")
     with pytest.raises(UsageError, match="is aborted"):
         await run.pause()
 
@@ -206,7 +230,10 @@ async def test_a_late_group_is_delivered_as_it_is(rollouts: Rollouts, engine: St
 
 async def test_rewards_are_summed_with_weights(rollouts: Rollouts, tmp_path: Path) -> None:
     scorer = tmp_path / "scorers.py"
-    scorer.write_text("def steps(attempt):\n    return len(attempt.steps)\n\n\ndef half(attempt):\n    return 0.5\n")
+    half = '{"reward": 0.5, "metrics": {"lines": 3}}'
+    scorer.write_text(
+        f"def steps(attempt):\n    return len(attempt.steps)\n\n\ndef half(attempt):\n    return {half}\n"
+    )
     run = await start(
         rollouts,
         tmp_path,
@@ -219,6 +246,27 @@ async def test_rewards_are_summed_with_weights(rollouts: Rollouts, tmp_path: Pat
     assert [one.reward for one in group.rollouts] == [pytest.approx(1.2)] * 2
 
 
+async def test_the_number_of_a_check_is_part_of_rewards() -> None:
+    fields: dict[str, Any] = {"prompts": make_prompts(1), "model": MODEL}
+    spec = RolloutSpec.parse({**fields, "scorers": ["s.py@brevity"], "weights": {"check": 2.0}})
+    about: dict[str, Any] = {"instance": "i", "model": MODEL, "attempt": 1, "outcome": "unresolved"}
+    row = AttemptRow(**about, reward=0.25, metrics={"brevity": 0.25, "check": 0.75})
+    assert compute_reward(row, spec, has_check=True) == (1.75, {"brevity": 0.25, "check": 0.75})
+    row = AttemptRow(**about, reward=0.25, metrics={"brevity": 0.25})
+    assert compute_reward(row, spec, has_check=True) == (0.25, {"brevity": 0.25, "check": 0.0})
+    spec = RolloutSpec.parse({**fields, "critic": MODEL, "weights": {"check": 1.0}})
+    row = AttemptRow(**about, reward=0.5, score=1)
+    assert compute_reward(row, spec, has_check=True) == (0.6, {"critic": 0.1, "check": 0.5})
+
+
+async def test_functions_of_one_name_are_refused(rollouts: Rollouts, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text("def half(attempt):\n    return 0.5\n")
+    scorers = [f"{tmp_path / name}.py@half" for name in "ab"]
+    with pytest.raises(UsageError, match="not distinct"):
+        await start(rollouts, tmp_path, 1, scorers=scorers)
+
+
 async def test_two_drivers_deliver_each_group_once(rollouts: Rollouts, tmp_path: Path) -> None:
     run = await start(rollouts, tmp_path / "a", 3)
     other = await RolloutRun.open(rollouts.client, run.name, directory=tmp_path / "b")
@@ -226,6 +274,141 @@ async def test_two_drivers_deliver_each_group_once(rollouts: Rollouts, tmp_path:
     groups = await read_all(run)
     await asyncio.gather(*drivers)
     assert len(groups) == len(await other.list_groups()) == 3
+
+
+async def test_attempts_of_different_rounds_make_a_group(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    await EvaluationSteering(rollouts.client.store, run.name).set_rounds({(MODEL, "prompt-0", 2): 1})
+    (group,) = await read_all(run)
+    assert group.id == "prompt-0-r0"
+    assert len(group.rollouts) == 2
+
+
+async def test_a_run_waits_for_a_model_that_refuses(rollouts: Rollouts, engine: StubEngine, tmp_path: Path) -> None:
+    engine.refuses = True
+    run = await start(rollouts, tmp_path, 2)
+    reading = asyncio.create_task(read_all(run))
+
+    async def is_silent() -> bool:
+        return any(one["kind"] == "model_silent" for one in await run.list_events())
+
+    await until(is_silent, what="model without replies")
+    engine.refuses = False
+    assert {group.instance for group in await reading} == {"prompt-0", "prompt-1"}
+
+
+async def test_a_deleted_trajectory_is_tried_again(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    driving = asyncio.create_task(run.drive())
+
+    async def is_delivered() -> bool:
+        return await run.count_waiting() == 1
+
+    await until(is_delivered, what="delivered group")
+    (about,) = await run.list_groups()
+    await rollouts.client.delete(about["trajectories"][0]["conversation_id"])
+    (group,) = await read_all(run)
+    await driving
+    assert group.id == "prompt-0-r1"
+    dropped = [one for one in await run.list_events() if one["kind"] == "dropped"]
+    assert [(one["group"], one["reason"]) for one in dropped] == [("prompt-0-r0", "unreadable")]
+
+
+async def test_an_export_names_trajectories_that_are_deleted(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    (group,) = await read_all(run)
+    gone = group.rollouts[0].trajectory.conversation_id
+    await rollouts.client.delete(gone)
+    named: list[str] = []
+    out = tmp_path / "a.jsonl"
+    assert await export_rollouts(rollouts.client, run, out, "jsonl", on_unreadable=named.append) == 1
+    assert named == [gone]
+
+
+async def test_two_records_deliver_a_group_once(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    first, second = (RunRecord(rollouts.client.store, run.name) for _ in range(2))
+
+    def describe(instance: str, round_: int = 0) -> dict[str, Any]:
+        about = {"id": f"{instance}-r{round_}", "index": 0, "instance": instance, "round": round_}
+        return {**about, "version": 0, "min_version": 0, "trajectories": []}
+
+    same = await asyncio.gather(first.deliver(describe("a")), second.deliver(describe("a")))
+    different = await asyncio.gather(first.deliver(describe("b")), second.deliver(describe("c")))
+    assert [*same, *different] == 4 * [True]
+    assert not await second.deliver(describe("a", 1)), "another round of a prompt that was delivered"
+    await first.add_event("dropped", group="a-r0")
+    await second.refresh()
+    assert await second.deliver(describe("a", 1))
+    assert sorted(one["id"] for one in await run.list_groups()) == ["a-r0", "a-r1", "b-r0", "c-r0"]
+    await run.abort()
+
+
+async def test_runs_that_expired_are_not_listed(rollouts: Rollouts, tmp_path: Path) -> None:
+    store = rollouts.client.store
+    keys = store.all_shards[0]
+    expired, gone = await start(rollouts, tmp_path, 1), await start(rollouts, tmp_path, 1)
+    await store.call("ZADD", keys.rollouts, 1, expired.name)
+    await store.call("DEL", keys.rollout(gone.name))
+    run = await start(rollouts, tmp_path, 1)
+    names = await list_runs(store)
+    assert run.name in names
+    assert expired.name not in names
+    url = rollouts.cluster.url_for_workers or rollouts.cluster.store.url
+    command = (sys.executable, "-m", "deckhands", "rollouts", "ls", "--json")
+    environment = {**os.environ, "DECKHANDS_URL": url}
+    child = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    shown, _ = await child.communicate()
+    assert child.returncode == 0
+    listed = {one["name"] for one in json.loads(shown)}
+    assert run.name in listed
+    assert gone.name not in listed
+    await run.abort()
+
+
+async def test_a_pause_does_not_count_as_time_of_a_group(rollouts: Rollouts, tmp_path: Path) -> None:
+    record = RunRecord(rollouts.client.store, "measured")
+    record.events += [{"kind": kind, "at": at} for kind, at in (("paused", 5.0), ("running", 8.0), ("paused", 20.0))]
+    assert record.measure_pauses(0.0, 21.0) == 4.0
+    assert record.measure_pauses(6.0, 20.0) == 2.0
+    assert record.measure_pauses(9.0, 20.0) == 0.0
+
+
+async def test_tokens_survive_the_archive(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 1)
+    (group,) = await read_all(run)
+    before = group.rollouts[0].trajectory
+    url = rollouts.cluster.url_for_workers or rollouts.cluster.store.url
+    async with Client(await open_store(url), str(tmp_path / "archive")) as client:
+        counts = await retired(client.store, tmp_path / "archive", tmp_path)
+        assert counts["archived"] >= 2
+        assert await client.trajectory(before.conversation_id) == before
+        assert await client.restore(before.conversation_id)
+    assert await rollouts.client.trajectory(before.conversation_id) == before, "without the archive"
+
+
+async def test_stragglers_of_a_dead_driver_are_cancelled(
+    rollouts: Rollouts, engine: StubEngine, tmp_path: Path
+) -> None:
+    client = rollouts.client
+    sent = engine.sent
+    engine.turns, engine.stalls_after = 0, sent
+    run = await start(rollouts, tmp_path, 1)
+    driving = asyncio.create_task(run.drive())
+    await until(lambda: engine.sent == sent + 2, what="stalled replies")
+    driving.cancel()
+    await asyncio.gather(driving, return_exceptions=True)
+    rows = [row for row in await client.recent(limit=1_000) if row.labels.get(LABEL) == run.name]
+    await EvaluationSteering(client.store, run.name).set_rounds({(MODEL, "prompt-0", n): 1 for n in (1, 2)})
+    engine.stalls_after = None
+    (group,) = await read_all(run)
+    assert group.round == 1
+
+    async def are_over() -> bool:
+        states = [(await client.row(row.conversation_id)).state for row in rows]
+        return set(states) <= TERMINAL_STATES
+
+    await until(are_over, what="end of the conversations of the earlier round")
 
 
 async def test_exports_have_the_documented_columns(rollouts: Rollouts, tmp_path: Path) -> None:
@@ -254,6 +437,7 @@ async def test_a_name_has_one_specification(rollouts: Rollouts, tmp_path: Path) 
     await run.weights_changed(3)
     with pytest.raises(UsageError, match="at version 3"):
         await run.weights_changed(2)
+    assert (await run.load_state()).version == 3
     await run.abort()
 
 
@@ -277,7 +461,10 @@ async def test_foreign_entries_of_the_streams_are_passed_over(rollouts: Rollouts
     run = await start(rollouts, tmp_path, 1)
     keys = rollouts.client.store.all_shards[0]
     await rollouts.client.store.call("XADD", keys.rollout_groups(run.name), "1-0", "group", "[]")
+    partial = json.dumps({"id": "x-r0", "index": 0, "trajectories": [{"conversation_id": "c"}]})
+    await rollouts.client.store.call("XADD", keys.rollout_groups(run.name), "2-0", "group", partial)
     await rollouts.client.store.call("XADD", keys.rollout_events(run.name), "*", "event", "\xff{")
-    await rollouts.client.store.call("HSET", keys.rollout(run.name), "version", "many", "state", "?")
+    await rollouts.client.store.call("HSET", keys.rollout(run.name), "state", "?")
+    await rollouts.client.store.call("ZADD", keys.rollout_version(run.name), "inf", "policy")
     (group,) = await read_all(run)
     assert group.instance == "prompt-0"

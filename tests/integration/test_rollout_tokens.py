@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.contract import AgentSpec, AmortizedForgettingCondenserSpec, ModelReply, SegmentStarted, TokenRecord
+from broker.contract import (
+    AgentSpec,
+    AmortizedForgettingCondenserSpec,
+    Limits,
+    ModelCallFailed,
+    ModelReply,
+    SegmentStarted,
+    TokenRecord,
+)
 from broker.runtime import CorruptEntry
 from deckhands.client import Segment, Trajectory
 from deckhands.rollouts import StubEngine, serve_stub
@@ -127,6 +135,24 @@ async def test_an_aborted_reply_continues_from_its_own_tokens(rollouts: Rollouts
     (event,) = [event for event in await rollouts.client.events(cid) if isinstance(event, ModelReply)]
     assert event.tokens is not None
     assert event.tokens.max_version == 2
+
+
+async def test_the_length_of_a_reply_is_limited(rollouts: Rollouts) -> None:
+    rollouts.start("completions", LLM_MAX_OUTPUT_TOKENS="20")
+    cid = await rollouts.client.submit("Do it.", agent=AGENT, rollout=True, limits=Limits(max_iterations=1))
+    await rollouts.client.watcher.wait(cid)
+    assert {len(row["tokens"]) for row in rollouts.engine.truth} == {20}
+
+
+async def test_a_length_that_is_not_known_is_named(rollouts: Rollouts) -> None:
+    rollouts.engine.max_model_len = None
+    rollouts.start("completions")
+    cid = await rollouts.client.submit("Do it.", agent=AGENT, rollout=True)
+    await rollouts.client.watcher.wait(cid)
+    summary = await rollouts.client.summary(cid)
+    assert (summary.state, summary.error_code) == ("error", "llm_config")
+    failed = [one for one in await rollouts.client.events(cid) if isinstance(one, ModelCallFailed)]
+    assert "LLM_MAX_OUTPUT_TOKENS" in failed[-1].content
 
 
 async def test_another_worker_continues_the_recorded_tokens(rollouts: Rollouts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tomllib
 from dataclasses import dataclass
@@ -226,7 +227,11 @@ def ls(options: RolloutsListOptions) -> None:
 
 
 async def _list_all(client: Client) -> list[dict[str, Any]]:
-    return [await _describe(client, name) for name in await list_runs(client.store)]
+    rows = []
+    for name in await list_runs(client.store):
+        with contextlib.suppress(UsageError):  # it has expired
+            rows.append(await _describe(client, name))
+    return rows
 
 
 async def _describe(client: Client, name: str) -> dict[str, Any]:
@@ -352,6 +357,9 @@ def export(options: RolloutsExportOptions) -> None:
 
     async def act(client: Client) -> int:
         found = await RolloutRun.open(client, options.name)
-        return await export_rollouts(client, found, options.path, options.form)
+        return await export_rollouts(client, found, options.path, options.form, on_unreadable=note_unreadable)
+
+    def note_unreadable(conversation_id: str) -> None:
+        note(f"The conversation {conversation_id} cannot be read any more. The file has no rows of it.")
 
     note(f"{on_cluster(act):,} rows are in {options.path}.")

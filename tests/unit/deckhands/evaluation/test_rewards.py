@@ -88,7 +88,7 @@ def test_scorers_are_python_functions_of_a_file(tmp_path: Path) -> None:
     found = load_scorers([to_absolute_scorer(f"{path}@{name}") for name in ("lines", "walk", "broken", "wordy")])
     lines, walk, broken, wordy = found
     assert asyncio.run(lines.score(attempt())) == Rewards(2.0, {"lines": 2.0})
-    assert asyncio.run(walk.score(attempt())) == Rewards(0.25, {"files": 1.0}, (0.0, 0.25))
+    assert asyncio.run(walk.score(attempt())) == Rewards(0.25, {"files": 1.0, "walk": 0.25}, (0.0, 0.25))
     with pytest.raises(ScorerFailed, match=r"The scorer broken: KeyError: 'Do it\.'"):
         asyncio.run(broken.score(attempt()))
     with pytest.raises(ScorerFailed, match="str is neither a number nor a mapping"):
