@@ -54,6 +54,7 @@ class Pod:
             "PORT": str(self.port),
             "SENTINEL_PORT": str(self.sentinel_port),
             "DOWN_AFTER_MS": "1000",
+            "CHOSEN": chosen,
         }
         for purpose in purposes or ("sentinel", "log"):
             with (self.folder / f"{purpose}.txt").open("ab") as log:

@@ -220,7 +220,10 @@ def test_three_servers_are_named_by_their_sentinels() -> None:
     found = render(OPTIONS["sentinel"])
     (controller,) = find(found, "Deployment", "deck-controller")["spec"]["template"]["spec"]["containers"]
     env = {each["name"]: each.get("value", "") for each in controller["env"]}
-    for name, service, user in (("DECKHANDS_URL", "store", "controller"), ("DECKHANDS_CELERY_URL", "queue", "controller")):
+    for name, service, user in (
+        ("DECKHANDS_URL", "store", "controller"),
+        ("DECKHANDS_CELERY_URL", "queue", "controller"),
+    ):
         url = SentinelUrl.parse(env[name])
         assert url.service == service
         assert url.sentinels == tuple((f"deck-{service}-{number}.deck-{service}", 26379) for number in range(3))

@@ -220,7 +220,11 @@ async def test_command_answered_before_start_does_not_run(workspaces, log, folde
     await log.append_observation(CID, ErrorObservation(content="stopped", cause=2), worker_id="controller")
     async with asyncio.timeout(60):
         await Executor(log, workspaces, worker_id="tool-1").execute(delivery, FIRST)
-    assert [event.kind for event in await log.read(CID)][1:] == ["action.run", "observation.error"]
+    assert [event.kind for event in await log.read(CID)][1:] == [
+        "action.run",
+        "observation.error",
+        "conversation.party_stopped",
+    ]
     assert not (folder / "effects").exists()
 
 
