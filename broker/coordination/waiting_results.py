@@ -54,7 +54,7 @@ async def _find_entry(store: Store, conversation_id: str, action_id: int, asked:
     except CorruptEntry as error:
         _log.warning("a result for event %d of %s cannot be read: %s", action_id, conversation_id, error)
         return b""
-    if isinstance(action, Action) and answer.source is EventSource.ENVIRONMENT:
+    if isinstance(action, Action) and answer.source in (EventSource.ENVIRONMENT, action.source):
         if isinstance(answer, PartyStopped) and (answer.party, answer.action_id) == ("tool", action_id):
             return await _encode_stop(store, conversation_id, action_id, answer.seconds)
         if isinstance(answer, Observation) and answer.cause == action_id and action.may_be_answered_by(answer):

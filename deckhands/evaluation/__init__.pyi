@@ -25,6 +25,7 @@ from .datasets.instances import select_instances as select_instances
 from .datasets.plugins import list_installed as list_installed
 from .datasets.repositories import is_safe as is_safe
 from .detached_runs import LOG as LOG, detach as detach, is_driven as is_driven
+from .detached_runs import start_in_background as start_in_background
 from .directory import RESULTS as RESULTS, SIBLINGS as SIBLINGS, SUMMARY as SUMMARY
 from .directory import EvaluationRequest as EvaluationRequest, load_request as load_request
 from .directory import record_request as record_request, write_report as write_report

@@ -24,22 +24,31 @@ LAST_LINES = 5
 
 
 def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
-    """Start a command that runs the evaluation of a directory, and return its pid.
+    """Start a command that runs the evaluation of a directory, and return its pid; see `start_in_background`."""
+    return start_in_background(
+        directory, "evaluation", "eval", "attach", str(directory), *options, environment=environment
+    )
+
+
+def start_in_background(
+    directory: Path, what: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> int:
+    """Start a verb of `deckhands` that drives a run, and return its pid.
 
     It has its own session, so it outlives the terminal; it writes to `driver.log` in the directory.
 
     Args:
+        what: the kind of run, for the error.
         environment: the environment of the command; None: that of this process.
 
     Raises:
         UsageError: it ended at once; has the reason. If it was killed, no error is raised: it can be restarted.
     """
     log = directory / LOG
-    command = [sys.executable, "-P", "-m", "deckhands", "eval", "attach", str(directory), *options]
     with log.open("ab") as out:
         begins = out.tell()
         child = subprocess.Popen(  # noqa: S603  (our own command)
-            command,
+            [sys.executable, "-P", "-m", "deckhands", *arguments],
             env=None if environment is None else dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -54,7 +63,7 @@ def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str,
         return child.pid
     if code > 0:
         said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-        raise UsageError(f"The evaluation has not started: {' '.join(said) or f'exit code {code}'}.")
+        raise UsageError(f"The {what} has not started: {' '.join(said) or f'exit code {code}'}.")
     return child.pid
 
 

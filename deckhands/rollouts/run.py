@@ -7,8 +7,6 @@ a run continues even if the process that started it is gone.
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,7 @@ from broker.log import ConversationRow
 from broker.runtime import CorruptEntry, UnknownConversation, UsageError, new_conversation_id
 from deckhands.client import Client, Trajectory
 from deckhands.cluster import Home
-from deckhands.evaluation import EvaluationSteering
+from deckhands.evaluation import EvaluationSteering, start_in_background
 from deckhands.rollouts.driver import CONSUMERS, drive_on, read_prompts, steer_all
 from deckhands.rollouts.engines import pause_engines, resume_engines
 from deckhands.rollouts.record import ABORTED, ENDED, PAUSED, RUNNING, RunRecord, RunState
@@ -29,10 +27,7 @@ from deckhands.settings import CliSettings
 POLL_SECONDS = 0.2
 SUBMISSION_SECONDS = 0.5
 """A driver learns of a pause within this time, and submits a conversation."""
-PATIENCE_SECONDS = 3.0
 READ_AHEAD = 4
-LAST_LINES = 5
-LOG = "driver.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +157,9 @@ class RolloutRun:
         Raises:
             UsageError: it ended at once; has the reason.
         """
-        return detach(self.name, self._directory)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        arguments = ("rollouts", "attach", self.name, "--directory", str(self._directory))
+        return start_in_background(self._directory, "rollout run", *arguments)
 
     async def groups(
         self, *, consumer: str = "trainer", drives: bool = True, is_following: bool = True
@@ -296,24 +293,3 @@ def _is_working(row: ConversationRow) -> bool:
 def find_directory(name: str) -> Path:
     """Return the directory in which drivers on this machine keep the results of a run."""
     return Home(CliSettings.from_env().home).path / "rollouts" / name
-
-
-def detach(name: str, directory: Path) -> int:
-    """Start a process that drives a run; see `RolloutRun.detach`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    log = directory / LOG
-    command = [sys.executable, "-P", "-m", "deckhands", "rollouts", "attach", name, "--directory", str(directory)]
-    with log.open("ab") as out:
-        start = out.tell()
-        child = subprocess.Popen(  # noqa: S603  (our own command)
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
-        )
-    try:
-        code = child.wait(timeout=PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.returncode = 0  # it is not waited for
-        return child.pid
-    if code > 0:
-        shown = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-        raise UsageError(f"The rollout run has not started: {' '.join(shown) or f'exit code {code}'}.")
-    return child.pid
