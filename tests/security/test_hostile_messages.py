@@ -27,7 +27,8 @@ from tests.stores import RealServer, emptied
 
 ROLES = ("controller", "tool")
 COMMAND_CHANNEL = "/1.celery.pidbox"
-KEYS = ("deckhands.tool", "unacked", "_kombu.binding.celery.pidbox")
+UNACKED, UNACKED_INDEX = "deckhands.tool:unacked", "deckhands.tool:unacked_index"
+KEYS = ("deckhands.tool", UNACKED, "_kombu.binding.celery.pidbox")
 SEED = 20261123
 
 
@@ -102,13 +103,13 @@ async def crew(tmp_path: Path, valkey_server: RealServer) -> AsyncIterator[Crew]
 async def test_one_malformed_message_or_command_ends_no_worker(crew: Crew) -> None:
     # Running work that cannot be put back is forgotten, a while later.
     for number, forged in enumerate(UNDER_WAY):
-        crew.broker.zadd("unacked_index", {f"forged-{number}": 1 + number})
-        crew.broker.hset("unacked", f"forged-{number}", forged)
+        crew.broker.zadd(UNACKED_INDEX, {f"forged-{number}": 1 + number})
+        crew.broker.hset(UNACKED, f"forged-{number}", forged)
     for classic in CLASSICS:
         crew.push(classic)
         crew.broker.publish(COMMAND_CHANNEL, to_bytes(classic))
         await crew.drained()
-    is_forgotten = lambda: not crew.broker.exists("unacked", "unacked_index")  # noqa: E731
+    is_forgotten = lambda: not crew.broker.exists(UNACKED, UNACKED_INDEX)  # noqa: E731
     await until(is_forgotten, limit=2 * RESTORE_SECONDS, what="an end of what cannot be put back")
     await crew.until_served()
 
@@ -141,4 +142,4 @@ async def test_no_hostile_message_or_command_ends_a_worker(crew: Crew, count: in
         crew.broker.publish(COMMAND_CHANNEL, to_bytes(command))
     await crew.drained()
     await crew.until_served()
-    assert crew.broker.hlen("unacked") == 0
+    assert crew.broker.hlen(UNACKED) == 0
