@@ -63,7 +63,13 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
 
 
 def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
-    values = {"{conversation_id}": conversation_id, "{event_id}": "1", "{path:path}": "a.txt", "{evaluation}": "none"}
+    values = {
+        "{conversation_id}": conversation_id,
+        "{event_id}": "1",
+        "{path:path}": "a.txt",
+        "{evaluation}": "none",
+        "{response_id}": f"resp_{conversation_id}_999",
+    }
     values |= {"{sha256}": sha256(b"x").hexdigest()}
     values |= {"{webhook_id}": f"wh_{16 * 'a'}", "{delivery_id}": f"msg_{32 * '0'}"}
     values |= {"{trajectory_id}": conversation_id, "{sha}": 40 * "a", "{action:path}": "goal", "{name:path}": "nightly"}
@@ -78,8 +84,8 @@ def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
 
 
 def is_openhands(route: APIRoute) -> bool:
-    """Return whether a route is one of OpenHands' clients, whose answers have other tests."""
-    return route.path.startswith("/api/")
+    """Return whether a route is one of OpenHands' clients or of AG-UI, whose answers have other tests."""
+    return route.path.startswith(("/api/", "/ag-ui"))
 
 
 async def ask(client: httpx2.AsyncClient, method: str, path: str) -> tuple[int, str]:
@@ -151,7 +157,14 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                     assert (status, code) == (403, "other_tenant"), name
                 else:
                     assert status < 300 or code in (
-                        *("unknown_webhook", "unknown_account", "unknown_evaluation", "usage"),
+                        *(
+                            "unknown_webhook",
+                            "unknown_account",
+                            "unknown_evaluation",
+                            "unknown_response",
+                            "unknown_conversation",
+                            "usage",
+                        ),
                     ), (name, status, code)
             if method != "DELETE" and not is_openhands(route):
                 async with server.as_(right) as client:
@@ -164,6 +177,7 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                         "unknown_schedule",
                         "unknown_webhook",
                         "unknown_evaluation",
+                        "unknown_response",
                     ), (name, status, code)
     documented = make_app(server.gateway).openapi()["paths"]
     shown = {route.path for route in routes_of() if isinstance(route, APIRoute) and route.include_in_schema}

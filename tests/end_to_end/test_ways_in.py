@@ -138,12 +138,12 @@ TRIALS: Mapping[str, Trial] = {
         lambda ended: ended.summary.state == AgentState.FINISHED, {"idempotency_key": "key of a way"}, "keyed"
     ),
     "acks": Trial(lambda ended: ended.created.acks == "local", {"acks": "local"}),
-    "pinned": Trial(lambda ended: ended.created.pinned_version == read_version(), {"pinned_version": "current"}),
     "rollout": Trial(
         lambda ended: ended.created.rollout is True and ended.summary.error_code == "tokens_missing",
         {"rollout": True},
         "recorded",
     ),
+    "pinned": Trial(lambda ended: ended.created.pinned_version == read_version(), {"pinned_version": "current"}),
     "messages": Trial(lambda ended: ended.created.double_texting == "reject", {"double_texting": "reject"}),
 }
 
