@@ -233,7 +233,7 @@ function View({ id, eventId, signal, refused, here, main }) {
   const used = facts.used, numbers = log.row?.numbers || {}, isCounted = log.isWhole;
   const agent = facts.created?.agent?.name, workspace = facts.created?.workspace;
   const started = log.row?.created || facts.created?.timestamp, until = isRest ? log.events.at(-1)?.timestamp : new Date().toISOString();
-  const fact = (label, value, more = {}) => value || value === 0 ? html`<span class="fact" ...${more}><span class="dim">${label}</span> ${value}</span>` : "";
+  const fact = (label, value, more = {}) => value || value === 0 ? html`<span class="fact" ...${more}><span class="dim">${label}</span> <span>${value}</span></span>` : "";
   const steps = isCounted ? used.steps : numbers.iterations || "…";
   const landmarks = all.filter((item) => item.type === "user" || item.isBad || item.parts?.some(({ action }) => action.kind === "action.finish")).slice(-MOST_LANDMARKS);
   return html`<div class="work">
