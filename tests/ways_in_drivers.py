@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -551,7 +551,8 @@ def by_editor(world: World, task: str, fields: Fields) -> str:
                     await agent.initialize(protocol_version=acp.PROTOCOL_VERSION)
                     folder = str(fields.get("workspace", world.root / "work" / "empty"))
                     session = (await agent.new_session(cwd=folder, mcp_servers=[])).session_id
-                    await agent.prompt(session_id=session, prompt=blocks)
+                    with suppress(acp.RequestError):  # the answer to a conversation that ends in an error
+                        await agent.prompt(session_id=session, prompt=blocks)
                 except Exception:
                     if await process.wait() != 2:
                         raise
