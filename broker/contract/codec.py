@@ -382,14 +382,27 @@ def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
     for path, ref in refs.items():
         if path in binary:
             continue
-        content = contents.get(ref["sha256"])
-        if content is None or hashlib.sha256(content).hexdigest() != ref["sha256"]:
-            raise CorruptEntry(f"The blob of the field {path!r} is missing or damaged.")
+        content = find_blob(contents, ref["sha256"], f"of the field {path!r}")
         try:
             _put_text(wire, path, content.decode())
         except (LookupError, TypeError, ValueError) as error:
             raise CorruptEntry(f"There is no field {path!r} to put a blob back into.") from error
     return wire
+
+
+def find_blob(contents: Mapping[str, bytes], sha256: str, about: str) -> bytes:
+    """Return the blob with this address.
+
+    Args:
+        about: what the error adds to "The blob".
+
+    Raises:
+        CorruptEntry: it is missing or does not match its address.
+    """
+    content = contents.get(sha256)
+    if content is None or hashlib.sha256(content).hexdigest() != sha256:
+        raise CorruptEntry(f"The blob {about} is missing or damaged.")
+    return content
 
 
 def is_binary(path: str) -> bool:

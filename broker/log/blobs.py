@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 from broker.contract import BlobRef, Event, EventT, codec
-from broker.runtime import CorruptEntry
 from broker.store import Cipher, Store
 
 CHUNK_BYTES = 4 << 20
@@ -100,11 +99,7 @@ def check_blobs(contents: Mapping[str, bytes], addresses: Iterable[str]) -> dict
     Raises:
         CorruptEntry: one is missing or damaged.
     """
-    for sha256 in addresses:
-        content = contents.get(sha256)
-        if content is None or hashlib.sha256(content).hexdigest() != sha256:
-            raise CorruptEntry(f"The blob {sha256} is missing or damaged.")
-    return dict(contents)
+    return {sha256: codec.find_blob(contents, sha256, sha256) for sha256 in addresses}
 
 
 def _describe(sha256: str) -> str:
