@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -21,8 +20,9 @@ from tests.faults.server_process import free_port
 from tests.faults.server_process import server as server_process
 from tests.ingress_parts import saying
 from tests.integration.command_line import run_command
+from tests.npm_packages import install_packages
 from tests.page_blocks import blocks_of
-from tests.polling import unhurried, until
+from tests.polling import until
 from tests.server_parts import Served, add_key, served_with_workers
 from tests.turns import finish, script
 
@@ -44,15 +44,7 @@ def programs_of_page() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with AG-UI's client and the programs of the page."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("node and npm are not installed")
-    folder = Path(shutil.copytree(PROJECT, tmp_path_factory.mktemp("ag_ui") / "project"))
-    command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
-    done = subprocess.run(
-        command, cwd=folder, check=False, capture_output=True, text=True, timeout=unhurried(LIMIT_SECONDS)
-    )
-    if done.returncode != 0:
-        pytest.skip(f"npm cannot install AG-UI's client: {done.stderr[-300:]}")
+    folder = install_packages(PROJECT, tmp_path_factory.mktemp("ag_ui") / "project")
     for name, text in programs_of_page().items():
         (folder / name).write_text(text)
     return folder

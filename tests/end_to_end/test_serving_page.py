@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from broker.runtime.child import ChildProcess
 from tests.ingress_parts import saying
+from tests.npm_packages import install_packages
 from tests.page_blocks import blocks_of
 from tests.polling import unhurried, until
 from tests.served_stores import worker
@@ -97,13 +97,7 @@ async def _run(*command: str, folder: Path, **more: str) -> tuple[int, str]:
 @pytest.fixture
 async def project(tmp_path: Path) -> Path:
     """A project with the packages that the page names."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("node and npm are not installed")
-    folder = Path(shutil.copytree(PROJECT, tmp_path / "project"))
-    status, printed = await _run("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", folder=folder)
-    if status != 0:
-        pytest.skip(f"npm cannot install the packages of the client: {printed[-300:]}")
-    return folder
+    return await asyncio.to_thread(install_packages, PROJECT, tmp_path / "project")
 
 
 async def test_the_typescript_of_the_page_runs_as_it_stands(

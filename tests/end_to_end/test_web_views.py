@@ -5,8 +5,6 @@ And the pages as axe-core sees them, in dark and in light, and their use by keyb
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,8 @@ from deckhands.evaluation.attempts.results import AttemptRow
 from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, opened
 from tests.evaluation_parts import write_evaluation
-from tests.polling import unhurried, until
+from tests.npm_packages import install_packages
+from tests.polling import until
 from tests.screenshots import attempts, fill, fill_cluster, work
 from tests.server_parts import Served
 from tests.unit.deckhands.sample_log import reply, state
@@ -297,7 +296,6 @@ async def test_list_is_filtered_and_failed_conversations_requeued(server: Served
 PACKAGES = Path(__file__).parent / "axe"
 SHA256 = "880970c081707360e64f34cea25ff91892f5bc95675b0776925b9709dd8a68bb"
 """Of the minified script of axe-core 4.10.3."""
-LIMIT_SECONDS = 120.0
 CHECK = """async () => {
   const found = await axe.run(document, { resultTypes: ["violations"] });
   return found.violations.map((one) => [one.id, one.help, one.nodes.slice(0, 5).map((node) => node.html.slice(0, 200))]);
@@ -307,15 +305,7 @@ CHECK = """async () => {
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script of axe-core, in the version of `package.json` and with its checksum."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    folder = Path(shutil.copytree(PACKAGES, tmp_path_factory.mktemp("axe") / "packages"))
-    command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
-    done = subprocess.run(
-        command, cwd=folder, check=False, capture_output=True, text=True, timeout=unhurried(LIMIT_SECONDS)
-    )
-    if done.returncode != 0:
-        pytest.skip(f"npm cannot install axe-core: {done.stderr[-300:]}")
+    folder = install_packages(PACKAGES, tmp_path_factory.mktemp("axe") / "packages")
     script = (folder / "node_modules" / "axe-core" / "axe.min.js").read_bytes()
     assert sha256(script).hexdigest() == SHA256
     return script.decode()
