@@ -1,6 +1,6 @@
 """What `deploy/serve-valkey` needs to start one server of several, of which Sentinels choose the primary.
 
-    python -m broker.primary HOST PORT MS  prints what the server at this address has to be: `primary`, or `replica HOST
+    python -m broker.primary HOST PORT MS  prints the role of the server at this address: `primary`, or `replica HOST
                                            PORT`; MS is the time after which Sentinels replace a silent primary
     python -m broker.primary --candidate   makes the server a candidate, once it has all data
 
@@ -52,7 +52,7 @@ async def wait_for_primary(url: SentinelUrl) -> NamedPrimary:
 
 
 async def choose_role(url: SentinelUrl, own: tuple[str, int], *, has_data: bool, down_after_seconds: float) -> str:
-    """Return what a server has to be: `primary`, or `replica HOST PORT`.
+    """Return the role of a server: `primary`, or `replica HOST PORT`.
 
     Args:
         own: the server's address, as the Sentinels know it.

@@ -97,7 +97,7 @@ class NothingToDo:
 
 
 def _seal(delivery: ActionDelivery) -> str:
-    """Return the seal of what was delivered, as `results.grant` in results.lua makes it of what was dispatched.
+    """Return the seal of a delivered action, as `results.grant` in results.lua makes it at the dispatch.
 
     A tool worker that was taken over can add to every action stream. SHA-1 is what functions can compute; forging needs
     another action with the seal of one that an owner has chosen.

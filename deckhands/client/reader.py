@@ -172,7 +172,7 @@ class Reader:
         return await reasons.why(conversation_id)
 
     async def trajectory(self, conversation_id: str) -> Trajectory:
-        """Return the exact tokens of a rollout: what the model was shown, and what it sampled.
+        """Return the exact tokens of a rollout: those of its prompts, and those that the model sampled.
 
         A conversation in progress is read up to its last event. It has no segments if it is no rollout.
 

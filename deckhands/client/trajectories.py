@@ -1,4 +1,4 @@
-"""The exact tokens of a rollout: what the model was shown and what it sampled, in segments.
+"""The exact tokens of a rollout: those of its prompts and those that the model sampled, in segments.
 
 Holds: the tokens are those of the log's records, never made from text. Each segment is one sequence that a model has
 continued; where its tokens could not be continued, the next segment starts, with the reason.

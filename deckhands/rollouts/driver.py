@@ -1,6 +1,6 @@
 """The driver of a rollout run: an evaluation whose attempts are trajectories, and the groups made of them.
 
-Holds: what it knows is in the store and in the logs. If it dies, another one continues: attempts are found by their
+Holds: all its knowledge is in the store and in the logs. If it dies, another one continues: attempts are found by their
 idempotency keys, and delivered groups by their ids. A group is delivered once, with trajectories of one round, none of
 them older than `max_staleness` allows at that time. The oldest group that is not delivered bounds how far ahead others
 start and are delivered.
@@ -175,7 +175,7 @@ class RolloutDriver:
         return True
 
     async def _start(self) -> None:
-        """Read what earlier drivers have done; attempts of groups that are over do not start again."""
+        """Read the results of earlier drivers; attempts of groups that are over do not start again."""
         await self.record.join(CONSUMERS)
         await self._refresh()
         rounds = (await EvaluationSteering(self.client.store, self.plan.name).read()).rounds

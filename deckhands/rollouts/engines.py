@@ -13,7 +13,7 @@ MODES = {"drain": "wait", "keep": "keep", "abort": "abort"}
 
 
 class EngineFailed(DeckhandsError):
-    """An engine did not do what it was asked for."""
+    """An engine did not follow a request."""
 
     code = "engine_failed"
 

@@ -1,6 +1,6 @@
 """The record of a rollout run in the store: its specification, its events, and the groups that were delivered.
 
-Holds: the stream of groups is what was delivered. The number of an entry is the number of its delivery, and the store
+Holds: the stream of groups has the deliveries. The number of an entry is the number of its delivery, and the store
 refuses a number that is taken; so two drivers at once deliver each group once. Entries stay after their
 acknowledgement. The version of the policy never decreases.
 Does not: hold tokens; a group names its conversations, whose logs have them.

@@ -134,7 +134,7 @@ class RolloutRun:
         return list(self._record.events)
 
     async def list_groups(self) -> list[dict[str, Any]]:
-        """Return what the stream says about the groups that were delivered, in order."""
+        """Return the entries of the groups that were delivered, in order."""
         await self._record.refresh()
         return list(self._record.delivered)
 

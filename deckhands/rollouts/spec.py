@@ -1,4 +1,4 @@
-"""`RolloutSpec`: what a rollout run does, shared by every way to start one."""
+"""`RolloutSpec`: the specification of a rollout run, shared by every way to start one."""
 
 from __future__ import annotations
 

@@ -57,5 +57,5 @@ class ShownTrajectory(BaseModel):
 
 @routes.get("/{conversation_id}/trajectory", summary="Read the exact tokens")
 async def trajectory(gateway: GatewayOf, _principal: Reader, conversation_id: ReadableId) -> ShownTrajectory:
-    """Return the exact tokens of a rollout: what the model was shown, and what it sampled."""
+    """Return the exact tokens of a rollout: those of its prompts, and those that the model sampled."""
     return ShownTrajectory.of(await gateway.client.trajectory(conversation_id))

@@ -261,7 +261,7 @@ class AsyncConversation(Generic[OutputT]):
         return await (await self._get_client()).verify(self.id)
 
     async def trajectory(self) -> Trajectory:
-        """Return the exact tokens of a rollout: what the model was shown, and what it sampled, in segments."""
+        """Return the exact tokens of a rollout: those of its prompts and those that the model sampled, in segments."""
         return await (await self._get_client()).trajectory(self.id)
 
     async def metrics(self) -> Metrics:

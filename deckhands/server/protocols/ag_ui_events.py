@@ -391,7 +391,7 @@ class RunEvents:
         self.is_closed = True
 
     def _drop_calls(self) -> None:
-        """Do for an earlier run what its end did."""
+        """Forget the calls of an earlier run, as its end did."""
         if self._tally.status.state is not AgentState.AWAITING_USER_CONFIRMATION:
             for call in dict.fromkeys(self._calls.values()):
                 self._write_result(0, f"end-{self._place.event_id}-{call}", call, NO_RESULT)
