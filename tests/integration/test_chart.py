@@ -19,7 +19,7 @@ import yaml
 from broker.limits.quotas import QuotaTable
 from broker.store import SentinelUrl
 from deckhands.operations.monitoring.families import FAMILIES
-from tests.polling import unhurried
+from tests.polling import unhurried, until
 from tests.sentinels import find_port
 from tests.stores import valkey_program
 
@@ -311,6 +311,7 @@ class Release:
             value = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)
             for part, port in self.ports.items():
                 value = value.replace(f"deck-{part}:6379", f"127.0.0.1:{port}")
+            value = value.replace("127.0.0.1:6379", f"127.0.0.1:{self.ports.get(component)}")
             if value.startswith("/etc/deckhands"):
                 continue  # empty files of the operator
             value = re.sub("^(/tmp|/var/lib)/deckhands", str(self.folder / component), value)
@@ -344,6 +345,12 @@ class Release:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def is_ready(self, component: str) -> bool:
+        """Return whether the readiness probe of a pod succeeds."""
+        command = self.container(component)["readinessProbe"]["exec"]["command"]
+        environment = self.environment(component)
+        return subprocess.run(command, check=False, env=environment, capture_output=True).returncode == 0
+
     def end(self) -> None:
         for process in reversed(self.processes):
             process.terminate()
@@ -360,29 +367,15 @@ def release(tmp_path: Path) -> Iterator[Release]:
         found.end()
 
 
-def test_variables_of_the_pods_make_a_working_cluster(release: Release) -> None:
+async def test_variables_of_the_pods_make_a_working_cluster(release: Release) -> None:
     script = release.folder / "finish.json"
     script.write_text(json.dumps({"turns": [{"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}]}))
     for part in ("store", "queue"):
         release.start(part, PORT=str(release.ports[part]))
-    release.run("setup", sys.executable, "-c", WAIT_FOR_STORE)
+        await until(lambda part=part: release.is_ready(part), limit=60.0, what=part)
     release.run("setup")
     release.start("controller")
     release.start("tools")
     identity = release.run("cli", "deckhands", "submit", "-t", "say so", "--model", f"scripted/{script}").strip()
     release.run("cli", "deckhands", "wait", identity, "--timeout", "60")
     assert "done" in release.run("cli", "deckhands", "show", identity)
-
-
-WAIT_FOR_STORE = """
-import os, time
-from urllib.parse import urlsplit
-import socket
-url = urlsplit(os.environ["DECKHANDS_URL"])
-for _ in range(300):
-    try:
-        socket.create_connection((url.hostname, url.port)).close()
-        break
-    except OSError:
-        time.sleep(0.1)
-"""
