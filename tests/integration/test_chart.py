@@ -290,7 +290,7 @@ class Release:
         programs = folder / "programs"
         programs.mkdir()
         (programs / "valkey-server").symlink_to(valkey_program())
-        for name in ("serve-valkey", "store.acl"):
+        for name in ("serve-valkey", "store.acl", "queue.acl"):
             shutil.copy(DEPLOY / name, programs)
         self.path = f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin"
 
