@@ -21,7 +21,13 @@ from broker.runtime.settings import BrokerSettings
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.webhook_jobs import deliver, has_news, notify, open_repository
 from deckhands.operations.webhooks.repository import MAX_WAITING
-from deckhands.operations.webhooks.sending import AddressRefused, WebhookResponse, parse_networks, resolve_address, send_request
+from deckhands.operations.webhooks.sending import (
+    AddressRefused,
+    WebhookResponse,
+    parse_networks,
+    resolve_address,
+    send_request,
+)
 from deckhands.operations.webhooks.webhook import RETRY_SECONDS
 from tests.certificates import certificate_in
 from tests.polling import unhurried
