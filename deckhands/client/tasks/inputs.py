@@ -175,8 +175,8 @@ def to_secrets(secrets: Mapping[str, SecretValue] | None) -> Mapping[str, Secret
     )
     if not is_fit:
         raise UsageError(
-            "The argument secrets is not a mapping of strings.",
-            remedy="Pass {'NAME': 'value'}, or a SecretReference as the value.",
+            "The argument secrets is not a mapping of names to strings or SecretReference objects.",
+            remedy="Pass {'NAME': 'value'} or {'NAME': SecretReference(source='vault', path='…')}.",
         )
     return found
 

@@ -58,7 +58,7 @@ def test_both_are_made_of_the_same() -> None:
         ({"confirmation": "a b"}, "The confirmation policy 'a b' cannot be used."),
         ({"limits": 5}, "The argument limits is 5."),
         ({"agent": 5}, "The argument agent is 5."),
-        ({"secrets": {"A": 1}}, "The argument secrets is not a mapping of strings."),
+        ({"secrets": {"A": 1}}, "The argument secrets is not a mapping of names to strings or SecretReference objects."),
         ({"conversation_id": "../x"}, ""),
     ],
 )
