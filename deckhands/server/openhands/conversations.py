@@ -133,7 +133,7 @@ async def _until_greeted(gateway: Gateway, conversation_id: str) -> None:
     """Wait for the system message, for a while."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GREETING_SECONDS):
-            events = gateway.follower.tail(conversation_id, is_lenient=True)
+            events = gateway.follower.tail(conversation_id, is_lenient=True, is_endless=True)
             async with contextlib.aclosing(events):
                 async for event in events:
                     if isinstance(event, SystemMessageAction):
