@@ -33,6 +33,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
+SITE := $(VENV)-docs/.stamp
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock vendored screenshots bench proof faults orphans security last-runs clean
@@ -96,8 +97,10 @@ check: $(SETUP) tools ## Lint (Python and Lua), check the format, check the type
 	@$(BIN)/mypy
 	@$(BIN)/bandit -q -r -c pyproject.toml broker controller_worker tool_worker deckhands
 
-docs: $(SETUP) ## Write docs/settings.md, docs/events.md, docs/tasks.md and docs/schemas again, from the classes that they describe
+docs: $(SETUP) $(SITE) ## Write the reference pages of docs/ again, from what they describe, and build the site in build/site
 	@$(BIN)/python -m tests.reference_pages
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet
+	@echo "build/site/index.html leads to the pages"
 
 lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with the hashes of their files
 	@mkdir -p requirements
@@ -106,6 +109,8 @@ lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with th
 	@$(LOCK) --extra dev -o requirements/dev.txt
 	@$(LOCK) --extra all --extra claude -o requirements/claude.txt
 	@$(LOCK) --extra all --extra browser --extra ipython -o requirements/pools.txt
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		-c constraints.txt -o requirements/docs.txt requirements/docs.in
 
 vendored: $(SETUP) ## Fetch the libraries of the web page again, in the versions of its manifest, and write their hashes (needs npm)
 	@$(BIN)/python -m tests.vendored_packages
@@ -145,6 +150,12 @@ $(SETUP) $(RUNTIME): pyproject.toml requirements/run.txt requirements/dev.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/$(LOCKED).txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(RUNTIME) $@
+
+$(SITE): requirements/docs.txt
+	@test -n "$(PYTHON)" || { echo 'The site needs Python 3.11, 3.12 or 3.13' >&2; exit 1; }
+	@test -x $(VENV)-docs/bin/pip || $(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
 
 $(CLAUDE): $(SETUP) requirements/claude.txt
 	@echo 'Installing the Claude Agent SDK into $(VENV)'

@@ -105,7 +105,7 @@ class Home:
 
     @contextmanager
     def announce(self, url: str, celery_url: str) -> Iterator[None]:
-        """Publish the cluster's URL, and that of its Celery broker, to other programs of this user while the block runs."""
+        """Publish the URLs of the cluster and of its Celery broker to this user's programs while the block runs."""
         files = {self.celery_url_file: celery_url, self.cluster_url_file: url}
         for path, content in files.items():
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -474,7 +474,7 @@ async def fork(
 
 
 ELSEWHERE = {
-    "goal": "goals of OpenHands; see docs/goals.md for a goal of a task",
+    "goal": "goals of OpenHands; see docs/long-work.md#goals-a-finish-that-is-checked for a goal of a task",
     "goal/stop": "goals of OpenHands",
     "goal/resume": "goals of OpenHands",
     "load_plugin": "plugins: this server loads no code of its clients",
