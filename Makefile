@@ -36,7 +36,7 @@ CLAUDE := $(VENV)/.claude-stamp
 SITE := $(VENV)-docs/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock vendored screenshots bench proof faults orphans security last-runs clean
+.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock wheel vendored screenshots bench proof faults orphans security last-runs clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -62,14 +62,14 @@ end-to-end: $(SETUP) tools peers ## Run the tests of whole programs: the command
 	$(PARALLEL) tests/end_to_end -m '$(MARKERS) and not claude' $(PYTEST_ARGS)
 
 # pyenv has a command for each version, which works for the chosen ones only; the others are where it keeps them.
-test-all: ## Run the tests with each supported Python that is installed: 3.11, 3.12, 3.13
+test-all: ## Run the tests, and try the wheel, with each supported Python that is installed: 3.11, 3.12, 3.13
 	@for version in 3.11 3.12 3.13; do \
 		found=; \
 		for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
 			$$python -c '' 2>/dev/null && found=$$python; \
 		done; \
 		test -n "$$found" || { echo "Python $$version is not installed: skipped"; continue; }; \
-		$(MAKE) test VENV=build/venv-$$version PYTHON=$$found || exit 1; \
+		$(MAKE) test wheel VENV=build/venv-$$version PYTHON=$$found || exit 1; \
 	done
 
 test-docker: $(SETUP) tools ## Run the tests of containers; on Debian as root, an engine and the images are prepared first
@@ -109,8 +109,11 @@ lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with th
 	@$(LOCK) --extra dev -o requirements/dev.txt
 	@$(LOCK) --extra all --extra claude -o requirements/claude.txt
 	@$(LOCK) --extra all --extra browser --extra ipython -o requirements/pools.txt
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-		-c constraints.txt -o requirements/docs.txt requirements/docs.in
+	@for name in docs release; do $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate -c constraints.txt -o requirements/$$name.txt requirements/$$name.in; done
+
+wheel: $(SETUP) tools ## Build the wheel, the sdist and their SBOM in dist/, and try the wheel in a clean environment
+	@.ci/wheel $(BIN) $(BIN)/python
 
 vendored: $(SETUP) ## Fetch the libraries of the web page again, in the versions of its manifest, and write their hashes (needs npm)
 	@$(BIN)/python -m tests.vendored_packages
