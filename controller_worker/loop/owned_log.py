@@ -22,7 +22,7 @@ from broker.contract import (
     codec,
     is_settled,
 )
-from broker.coordination import PARSE_ERRORS, CarriedEvent, ClaimedConversation, Figures
+from broker.coordination import PARSE_ERRORS, CarriedEvent, ClaimedConversation, Figures, Mark
 from broker.log import (
     Appended,
     Closed,
@@ -328,13 +328,13 @@ class OwnedLog:
         )
         self._has_unlisted_end = not isinstance(outcome, Appended)
 
-    async def mark(self, is_acting: bool) -> None:
-        """Record in the store that a suspect is active, or that it only waits now; see `crash_attribution`.
+    async def mark(self, mark: Mark) -> None:
+        """Record in the store what a suspect does, see `CrashAttribution`.
 
         Raises:
             Gone: the conversation has another owner.
         """
-        if not await self._services.owners.mark(self.ownership, is_stepping=is_acting):
+        if not await self._services.owners.mark(self.ownership, mark):
             raise TakenOver
 
     async def record_lost_tail(self, error: Exception | None) -> bool:
