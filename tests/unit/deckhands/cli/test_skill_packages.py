@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from deckhands.cli import skill_packages
 from deckhands.cli.main import call
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES
 from tests.trees import write_files
 
 PDF = "---\nname: pdf\ndescription: Reads PDFs.\n---\nRun it."
@@ -125,7 +125,7 @@ def test_skills_of_an_archive_are_installed_at_home(tmp_path: Path, folder: Path
     assert call(["skills", "check", str(folder)]) == 0
 
 
-def test_archive_of_a_server_is_installed_if_it_has_the_digest(tmp_path: Path, folder: Path, said: Said) -> None:
+def test_archive_of_a_server_needs_the_pinned_digest(tmp_path: Path, folder: Path, said: Said) -> None:
     (tmp_path / "served").mkdir()
     pin = pack(tmp_path / "served" / "skills.tar.gz", FILES)
     serve = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
@@ -172,11 +172,8 @@ def test_archive_with_a_path_outside_is_refused(tmp_path: Path, folder: Path, sa
     assert not (folder / ".agents").exists()
 
 
-def test_archive_that_unpacks_to_too_much_is_refused(
-    tmp_path: Path, folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(skill_packages, "MAX_BYTES", 2**20)
-    (tmp_path / "archive").write_bytes(gzip.compress(bytes(2**24)))
+def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, folder: Path, said: Said) -> None:
+    (tmp_path / "archive").write_bytes(gzip.compress(bytes(2 * MAX_BYTES + 1)))
     pin = sha256((tmp_path / "archive").read_bytes()).hexdigest()
     assert call(["skills", "add", str(tmp_path / "archive"), "--sha256", pin, "--into", str(folder)]) == 2
     assert "unpacks to more than" in said()
