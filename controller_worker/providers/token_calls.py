@@ -18,6 +18,7 @@ Does not: stream.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
@@ -37,6 +38,7 @@ from controller_worker.providers.errors import (
 )
 from controller_worker.providers.llm import ModelRequest, ReplyTokens, TokenPrefix
 from controller_worker.providers.messages.message_memo import json_bytes
+from controller_worker.providers.packed_tokens import PackedTokens
 from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.http_transport import HttpTransport
 from controller_worker.providers.wires.raw_client import RawClient
@@ -46,6 +48,8 @@ ABORTED = frozenset({"abort", "aborted"})
 MAX_PIECES = 64
 """How often an aborted reply is continued."""
 MAX_VERSION = 1 << 31
+WHOLE_PROMPTS = 16
+"""How many whole prompts are rendered at a time. Their tokens, as JSON, are the largest answers."""
 _ASKED: Mapping[str, Any] = {"return_token_ids": True}
 _QUESTION = {"role": "user", "content": "?"}
 """The message before a reply whose continuation is rendered: most templates want one."""
@@ -64,6 +68,7 @@ class TokenCalls:
         self._wire = wire
         self._root: RawClient | None = None
         self._clock, self._key = clock, key
+        self._whole_prompts = asyncio.Semaphore(WHOLE_PROMPTS)
         self._closing: tuple[int, ...] | None = None
         self._window: int | None = None  # tokens of a prompt and its reply, by the last answer of /tokenize
 
@@ -81,15 +86,15 @@ class TokenCalls:
         assert prefix is not None
         tools, messages = self._wire.list_parts(request)
         reason = self._find_break(prefix, tools, messages)
-        known = prefix.tokens if not reason else array("i")
+        known = prefix.tokens if not reason else PackedTokens()
         api = self._config.rollout_api
-        new: array[int] | None = None
+        new: PackedTokens | None = None
         if api != CHAT and known:
             new = await self._find_new_tokens(prefix, messages, headers)
             if new is None:
-                reason, known = "template", array("i")
+                reason, known = "template", PackedTokens()
         if api == COMPLETIONS and new is None:
-            new = array("i", await self._tokenize(_to_values(messages), headers, tools=tools))
+            new = await self._tokenize_first(_to_values(messages), headers, tools=tools)
         count, digest = len(messages), _digest(tools, messages)
         del tools, messages  # most of the memory of a call in flight would be theirs
         with self._wire.written.forget_if_slow(request.messages):
@@ -107,12 +112,14 @@ class TokenCalls:
                     raise ServiceUnavailableError("The engine has aborted the reply.")
                 shown = _find_prompt(answer)
                 if shown is not None:
-                    if shown[: len(known)] != known:
-                        reason, known = "retokenized", array("i")
-                    new = shown[len(known) :]
+                    if shown[: len(known)] != known.unpack():
+                        reason, known = "retokenized", PackedTokens()
+                    new = PackedTokens(shown[len(known) :])
                 elif new is None:
                     raise TokensMissingError(f"The server of {self._config.model!r} returns no tokens.", remedy=_REMEDY)
-        tokens = ReplyTokens(TokenRecord(new, *sampled), start=len(known), messages=count, digest=digest, reason=reason)
+        tokens = ReplyTokens(
+            TokenRecord(new.unpack(), *sampled), start=len(known), messages=count, digest=digest, reason=reason
+        )
         return answer, found, size, tokens
 
     async def aclose(self) -> None:
@@ -133,15 +140,15 @@ class TokenCalls:
         return ""
 
     def _write_chat(
-        self, parameters: Mapping[str, Any], request: ModelRequest, known: array[int], new: array[int] | None
+        self, parameters: Mapping[str, Any], request: ModelRequest, known: PackedTokens, new: PackedTokens | None
     ) -> bytes:
         fields = {**parameters, **_ASKED, "logprobs": True}
-        fields |= {"tokens": (known + new).tolist()} if new is not None else {}
+        fields |= {"tokens": (known.unpack() + new.unpack()).tolist()} if new is not None else {}
         return self._wire.write_body(fields, request)
 
     async def _find_new_tokens(
         self, prefix: TokenPrefix, messages: Sequence[bytes], headers: Mapping[str, str]
-    ) -> array[int] | None:
+    ) -> PackedTokens | None:
         """Return the tokens of the new messages behind the recorded ones; None if the template allows none."""
         reply, *new = _to_values(messages[prefix.messages :])
         before = [_QUESTION, reply]
@@ -150,10 +157,11 @@ class TokenCalls:
         if whole[: len(base)] != base:
             return None
         closing = await self._load_closing(headers)
+        known = prefix.tokens.unpack()
         # The engine returns the token that ended the reply, which is the first of those that the template puts there.
         for size in range(len(closing), -1, -1):
-            if size == 0 or tuple(prefix.tokens[-size:]) == closing[:size]:
-                return array("i", [*closing[size:], *whole[len(base) :]])
+            if size == 0 or tuple(known[-size:]) == closing[:size]:
+                return PackedTokens(array("i", [*closing[size:], *whole[len(base) :]]))
         raise AssertionError("the last size always matches")
 
     async def _load_closing(self, headers: Mapping[str, str]) -> tuple[int, ...]:
@@ -168,6 +176,13 @@ class TokenCalls:
                 size += 1
             self._closing = tuple(ends[0][len(ends[0]) - size :])
         return self._closing
+
+    async def _tokenize_first(
+        self, messages: Sequence[Any], headers: Mapping[str, str], *, tools: bytes
+    ) -> PackedTokens:
+        """Return the tokens of a whole prompt. Many conversations start at once, so few answers are read at a time."""
+        async with self._whole_prompts:
+            return PackedTokens(array("i", await self._tokenize(messages, headers, tools=tools)))
 
     async def _tokenize(
         self, messages: Sequence[Any], headers: Mapping[str, str], *, tools: bytes = b"", is_open: bool = True
@@ -204,8 +219,8 @@ class TokenCalls:
         self,
         parameters: Mapping[str, Any],
         request: ModelRequest,
-        known: array[int],
-        new: array[int],
+        known: PackedTokens,
+        new: PackedTokens,
         headers: Mapping[str, str],
     ) -> tuple[Any, Mapping[str, str], int, tuple[array[int], array[float], tuple[tuple[int, int], ...]]]:
         """Sample a reply from tokens. If the engine aborts it, continue from the tokens sampled so far."""
@@ -216,7 +231,7 @@ class TokenCalls:
         ids, logprobs, versions, texts = array("i"), array("f"), list[int](), list[str]()
         for _ in range(MAX_PIECES):
             left = {"max_tokens": limit - len(ids), **stops, **_ASKED, "logprobs": 1}
-            body = json_bytes({**fields, **left, "prompt": (known + new + ids).tolist()})
+            body = json_bytes({**fields, **left, "prompt": (known.unpack() + new.unpack() + ids).tolist()})
             size, asking = len(body), self._client.ask(request, "/completions", body, headers, stream=None)
             del body
             answer, found = await asking

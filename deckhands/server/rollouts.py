@@ -17,7 +17,7 @@ from starlette.responses import Response
 from broker.contract import NAME_PATTERN
 from broker.runtime import UsageError, is_conversation_id, new_conversation_id
 from deckhands.rollouts import MAX_VERSION, Group, RolloutRun, RolloutSpec, list_runs
-from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Reason, Writer, run_once, scoped_key
+from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Operator, Reader, Reason, Writer, run_once, scoped_key
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID
 from deckhands.server.openapi.json_body import JsonBody
@@ -102,7 +102,7 @@ class NextGroup(JsonBody):
     model_config = ConfigDict(extra="forbid")
 
     consumer: str = Field(default="trainer", pattern=NAME_PATTERN, min_length=1, max_length=100)
-    after: int = Field(default=0, ge=0, le=MAX_DELIVERY)
+    after: int = Field(default=0, ge=0, le=MAX_DELIVERY, examples=[7])
     timeout_seconds: float = Field(default=30.0, ge=0, le=LONGEST_SECONDS)
 
 
@@ -178,8 +178,13 @@ async def _find_writable(gateway: GatewayOf, principal: Writer, run: Name) -> Ro
     return await _find(gateway, principal, run)
 
 
+async def _find_operable(gateway: GatewayOf, principal: Operator, run: Name) -> RolloutRun:
+    return await _find(gateway, principal, run)
+
+
 ReadableRun = Annotated[RolloutRun, Depends(_find_readable)]
 WritableRun = Annotated[RolloutRun, Depends(_find_writable)]
+OperableRun = Annotated[RolloutRun, Depends(_find_operable)]
 
 
 @routes.get("", summary="List rollout runs")
@@ -260,21 +265,21 @@ async def weights(run: WritableRun, announced: Weights) -> ShownRun:
 
 
 @routes.post("/{run}/pause", summary="Pause a rollout run")
-async def pause(principal: Writer, run: WritableRun, why: Reason) -> ShownRun:
+async def pause(principal: Operator, run: OperableRun, why: Reason) -> ShownRun:
     """Pause a run: no trajectory starts or takes a further step. Replies in flight end."""
     await run.pause(by=principal.author, reason=why.reason)
     return ShownRun.model_validate(await run.describe())
 
 
 @routes.post("/{run}/resume", summary="Continue a rollout run")
-async def resume(principal: Writer, run: WritableRun, why: Reason) -> ShownRun:
+async def resume(principal: Operator, run: OperableRun, why: Reason) -> ShownRun:
     """Continue a paused run."""
     await run.resume(by=principal.author, reason=why.reason)
     return ShownRun.model_validate(await run.describe())
 
 
 @routes.post("/{run}/abort", summary="End a rollout run")
-async def abort(principal: Writer, run: WritableRun, why: Reason) -> ShownRun:
+async def abort(principal: Operator, run: OperableRun, why: Reason) -> ShownRun:
     """End a run: no further group is delivered, and its conversations are cancelled. Idempotent."""
     await run.abort(by=principal.author, reason=why.reason)
     return ShownRun.model_validate(await run.describe())
