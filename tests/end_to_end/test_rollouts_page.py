@@ -61,11 +61,13 @@ def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
         assert "first-run" in call(reading, tmp_path, here)
         call(refused, tmp_path, here, code=2)
         with started("serve", "--port", "0", env=here) as serving_http, started("rollouts", "attach", env=here):
-            server = read_until(serving_http, "http://")[-1].split("http://")[1].split()[0].rstrip(".,/")
+            assert serving_http.stderr is not None
+            ready = next(line for line in serving_http.stderr if "Serving at" in line)
+            server = ready.partition("Serving at ")[2].split()[0].rstrip(",")
             scopes = ("--scope", "read", "--scope", "write", "--scope", "operate")
             key = deckhands("key", "add", "trainer", "--tenant", "acme", *scopes, env=here).out.split()[-1]
             (tmp_path / "remote.py").write_text(remote)
-            variables = here | {"SERVER": f"http://{server}", "KEY": key}
+            variables = here | {"SERVER": server, "KEY": key}
             lines = call("python remote.py", tmp_path, variables).splitlines()
             assert lines[0].startswith("h-")
             assert lines[1].startswith("sum-1-r0 [")
