@@ -17,7 +17,16 @@ from starlette.responses import Response
 from broker.contract import NAME_PATTERN
 from broker.runtime import UsageError, is_conversation_id, new_conversation_id
 from deckhands.rollouts import MAX_VERSION, Group, RolloutRun, RolloutSpec, list_runs
-from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Operator, Reader, Reason, Writer, run_once, scoped_key
+from deckhands.server.dependencies import (
+    GatewayOf,
+    IdempotencyKey,
+    Operator,
+    Reader,
+    Reason,
+    Writer,
+    run_once,
+    scoped_key,
+)
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID
 from deckhands.server.openapi.json_body import JsonBody
