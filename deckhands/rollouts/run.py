@@ -28,7 +28,6 @@ from deckhands.settings import CliSettings
 POLL_SECONDS = 0.2
 SUBMISSION_SECONDS = 0.5
 """A driver learns of a pause within this time, and submits a conversation."""
-READ_AHEAD = 4
 GROUP_FIELDS = ("id", "index", "instance", "round", "version", "min_version")
 ROLLOUT_FIELDS = (
     *("reward", "rewards", "step_rewards", "outcome", "cause"),
@@ -253,17 +252,19 @@ class RolloutRun:
         """
         spec = await self._record.load_spec()
         await self._record.join(CONSUMERS)
-        for number, about in await self._record.read_groups(CONSUMERS, consumer, limit=READ_AHEAD):
-            if number <= after:
-                continue
+        while True:
+            entries = await self._record.read_groups(CONSUMERS, consumer, limit=1)
+            found = next((one for one in entries if one[0] > after), None)
+            if found is None:
+                return None
+            after, about = found
             if await self._is_stale(spec, about):
-                await self._drop(number, about, "stale")
+                await self._drop(after, about, "stale")
                 continue
             try:
-                return await self._load(number, about)
+                return await self._load(after, about)
             except (CorruptEntry, UnknownConversation):  # damaged, or deleted meanwhile
-                await self._drop(number, about, "unreadable")
-        return None
+                await self._drop(after, about, "unreadable")
 
     async def acknowledge(self, number: int) -> None:
         """Acknowledge the group of a delivery: it is not delivered again. Idempotent."""
