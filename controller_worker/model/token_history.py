@@ -5,8 +5,6 @@ Holds: only replies of the log count, so every worker continues from the same to
 
 from __future__ import annotations
 
-from array import array
-
 from broker.contract import (
     TOKENS_BLOB,
     CondensationAction,
@@ -17,7 +15,7 @@ from broker.contract import (
     TokenRecord,
 )
 from broker.log import EventLog, check_blobs
-from controller_worker.providers import TokenPrefix
+from controller_worker.providers import PackedTokens, TokenPrefix
 
 
 class TokenHistory:
@@ -27,7 +25,7 @@ class TokenHistory:
         self._addresses: list[str] = []
         self._latest: RecordedTokens | None = None
         self._hint = ""
-        self._tokens = array("i")
+        self._tokens = PackedTokens()
         self._loaded = 0
 
     def add(self, event: Event) -> None:
@@ -57,7 +55,7 @@ class TokenHistory:
             found = check_blobs(await log.blobs.fetch(conversation_id, missing), missing)
             for address in missing:
                 record = TokenRecord.from_bytes(found[address])
-                self._tokens += record.prompt + record.sampled
+                self._tokens.add(record.prompt + record.sampled)
             self._loaded = len(self._addresses)
         latest = self._latest
         if latest is None:
@@ -65,5 +63,5 @@ class TokenHistory:
         return TokenPrefix(self._tokens, latest.messages, latest.digest, latest.model, self._hint)
 
     def _restart(self, hint: str) -> None:
-        self._addresses, self._tokens, self._loaded = [], array("i"), 0
+        self._addresses, self._tokens, self._loaded = [], PackedTokens(), 0
         self._latest, self._hint = None, hint

@@ -16,6 +16,7 @@ from .errors import TokensMissingError as TokensMissingError
 from .limited_threads import LimitedThreads as LimitedThreads
 from .litellm_backend import LitellmLLM as LitellmLLM
 from .llm import ReplyTokens as ReplyTokens, TokenPrefix as TokenPrefix
+from .packed_tokens import PackedTokens as PackedTokens
 from .llm import LLM as LLM, CallUsage as CallUsage, Completion as Completion, Delta as Delta
 from .llm import ModelRequest as ModelRequest, count_prompt_tokens as count_prompt_tokens
 from .messages.fn_call_prompt import add_example as add_example, add_suffix as add_suffix

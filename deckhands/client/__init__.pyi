@@ -13,6 +13,7 @@ from .connecting import RunIsOver as RunIsOver, cluster_client as cluster_client
 from .connecting import conversation_client as conversation_client, on_cluster as on_cluster
 from .connecting import on_conversation as on_conversation, read_events as read_events, read_pages as read_pages
 from .connecting import read_summary as read_summary, read_wait_reason as read_wait_reason, store_url as store_url
+from .remote.server_calls import ServerCalls as ServerCalls
 from .conversation.async_conversation import AsyncConversation as AsyncConversation
 from .deleting import QUESTION_LABELS as QUESTION_LABELS, QUESTION_PREFIX as QUESTION_PREFIX, delete as delete
 from .deleting import delete_left_questions as delete_left_questions, is_delegate_of as is_delegate_of

@@ -22,6 +22,7 @@ from .datasets.file_trees import MAX_BYTES as MAX_BYTES, MAX_FILES as MAX_FILES,
 from .datasets.file_trees import pack_tree as pack_tree, read_tree as read_tree, split_left_out as split_left_out
 from .datasets.instances import SHIPPED as SHIPPED, Instance as Instance, list_left_out as list_left_out
 from .datasets.instances import select_instances as select_instances
+from .datasets.own_rows import OwnRow as OwnRow
 from .datasets.plugins import list_installed as list_installed
 from .datasets.repositories import ArchiveFiles as ArchiveFiles, CommitFiles as CommitFiles, is_safe as is_safe
 from .datasets.repositories import run_git as run_git
