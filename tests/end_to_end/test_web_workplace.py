@@ -48,6 +48,14 @@ def total(self) -> int:
 """
 REQUESTED = "() => performance.getEntriesByType('resource').map((one) => new URL(one.name).host)"
 TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+LEFT_WHILE_SCROLLING = """() => {
+  const list = document.querySelector(".timeline");
+  list.scrollTop -= 500;
+  location.hash = "#/";
+  dispatchEvent(new Event("hashchange"));
+  list.dispatchEvent(new Event("scroll"));
+}"""
+"""The scroll is reported after the list has gone, as in the frame that follows."""
 FIRST_SHOWN = "Math.min(...[...document.querySelectorAll('.item[data-first]')].map((one) => Number(one.dataset.first)))"
 
 
@@ -202,6 +210,16 @@ async def test_tail_is_followed_until_the_reader_scrolls_away(server: Served) ->
         assert await page.evaluate(FIRST_SHOWN) == first
         await page.get_by_role("button", name="To the end").click()
         await page.get_by_text("News at the end").wait_for()
+
+
+async def test_list_that_is_left_while_it_scrolls_fails_nothing(server: Served) -> None:
+    cid = await server.client.submit("Run", title="Left")
+    await append(server, cid, [state("running"), *(says(f"Thought {number}") for number in range(100))])
+    async with opened(f"{server.url}/#/c/{cid}", key=await server.token("*")) as page:
+        await page.get_by_text("Thought 99", exact=True).wait_for()
+        await page.evaluate(LEFT_WHILE_SCROLLING)
+        await page.get_by_role("heading", name="Conversations").wait_for()
+        await page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 async def test_few_cards_exist_of_a_long_conversation(server: Served) -> None:
