@@ -6,6 +6,7 @@ from .diagnosis.examination import examine_cluster as examine_cluster
 from .jobs.celery_app import JOBS_WORKER as JOBS_WORKER, run_beat_until as run_beat_until
 from .monitoring.endpoint import PATH as PATH, make_server as make_server, metrics_app as metrics_app
 from .monitoring.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition as Exposition
+from .monitoring.history import DAY as DAY, HOUR as HOUR, ClusterSample as ClusterSample, History as History
 from .monitoring.queues import Depth as Depth, read_depths as read_depths
 from .monitoring.quotas import read_quotas as read_quotas
 from .monitoring.workers import WorkerMetrics as WorkerMetrics, read_workers as read_workers

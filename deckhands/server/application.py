@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import cast
@@ -97,9 +98,14 @@ def make_app(gateway: Gateway) -> FastAPI:
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    """Run the MCP session manager while the server runs."""
+    """Run the MCP session manager and keep the history of the cluster while the server runs."""
     async with app.state.agent_tools.manager.run():
-        yield
+        keeping = asyncio.create_task(app.state.gateway.history.keep())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
 
 
 def with_guard(gateway: Gateway) -> ASGIApp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -16,7 +16,7 @@ from broker.runtime import DeckhandsError
 from broker.store import ShardKeys, decode_fields
 from broker.tools import ToolOffers
 from deckhands.client import parse_offers
-from deckhands.operations import CONTENT_TYPE, read_quotas
+from deckhands.operations import CONTENT_TYPE, DAY, HOUR, ClusterSample, read_quotas
 from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import MOMENT
@@ -134,6 +134,19 @@ class ShownQuota(BaseModel):
     keys: list[QuotaKey]
 
 
+class ShownSample(ClusterSample):
+    """The figures of the cluster at one time: rates, and what was there."""
+
+    at: AwareDatetime = Field(examples=[MOMENT])
+
+
+class ShownHistory(BaseModel):
+    """Samples, oldest first. A gap is a time at which no server took any."""
+
+    step_seconds: int = Field(examples=[5])
+    samples: list[ShownSample]
+
+
 class NewLimit(JsonBody):
     """The spending limit of an account; null means unlimited. The reason is recorded."""
 
@@ -234,6 +247,22 @@ async def workers(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownWorke
 async def metrics(gateway: GatewayOf, _principal: AdminOfAll) -> Response:
     """Show the metrics of the cluster and of this server in Prometheus' text format."""
     return Response(await gateway.exposition.text(), media_type=CONTENT_TYPE)
+
+
+@routes.get("/history", summary="Show recent figures of the cluster")
+async def history(
+    gateway: GatewayOf,
+    _principal: AdminOfAll,
+    of: Annotated[
+        Literal["hour", "day"], Query(description="the last hour every 5 s, or the last day every minute")
+    ] = "hour",
+    after: Annotated[AwareDatetime | None, Query(description="only later samples")] = None,
+) -> ShownHistory:
+    """Show steps, spend, takeovers, running conversations and queues over time, as the servers have kept them."""
+    resolution = HOUR if of == "hour" else DAY
+    found = await gateway.history.read(resolution, after=after)
+    samples = [ShownSample(at=at, **sample.model_dump()) for at, sample in found]
+    return ShownHistory(step_seconds=resolution.step_seconds, samples=samples)
 
 
 @routes.get("/queues", summary="Show queues")

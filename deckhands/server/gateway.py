@@ -16,7 +16,7 @@ from broker.contract import OperatorActed
 from broker.runtime import UnknownConversation, is_conversation_id
 from broker.store import Store, decode_fields
 from deckhands.client import Client
-from deckhands.operations import Exposition
+from deckhands.operations import Exposition, History
 from deckhands.server.auth.api_keys import EVERY_TENANT, AccessDenied, ApiKey, ApiKeys, Scope
 from deckhands.server.auth.idempotency import IdempotentRequests
 from deckhands.server.auth.operations import Operations
@@ -133,6 +133,7 @@ class Gateway:
         client: for requests; it does not wait long for the store.
         follower: for streams; it waits until the store is back.
         exposition: the metrics of the cluster and of this server.
+        history: the recent figures of the cluster.
         streams: the open streams and long-polling requests, with their keys.
         turns: those of short requests.
         transfers: the files in transfer; `connections`: those with a request that had a key.
@@ -151,6 +152,7 @@ class Gateway:
     operations: Operations = field(init=False)
     uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
+    history: History = field(init=False)
     streams: dict[object, ApiKey] = field(init=False, default_factory=dict)
     transfers: Held = field(init=False)
     connections: Held = field(init=False)
@@ -173,6 +175,7 @@ class Gateway:
         }
         for name, part in made.items():
             object.__setattr__(self, name, part)
+        object.__setattr__(self, "history", History(self.store, self.exposition))
 
     async def authenticate(self, token: str) -> Principal:
         """Return the principal of a token, and count a request. Raises what `ApiKeys.check` and `count` raise.
