@@ -1,3 +1,5 @@
+from .diagnosis.dead_letters import DeadConversation as DeadConversation, describe_death as describe_death
+from .diagnosis.dead_letters import find_dead_conversations as find_dead_conversations
 from .diagnosis.diagnostics import DEAD_LETTERS as DEAD_LETTERS, FAILING as FAILING, RETENTION as RETENTION
 from .diagnosis.diagnostics import Finding as Finding, examine_machine as examine_machine
 from .diagnosis.diagnostics import examine_retention as examine_retention, examine_store as examine_store

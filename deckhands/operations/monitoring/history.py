@@ -190,7 +190,7 @@ def _summarize(samples: Iterable[ClusterSample]) -> ClusterSample:
     each = list(samples)
 
     def mean(name: str) -> float:
-        return sum(getattr(one, name) for one in each) / len(each)
+        return float(sum(getattr(one, name) for one in each)) / len(each)
 
     return ClusterSample(
         steps=mean("steps"),
