@@ -1,7 +1,8 @@
 // One card for each group of events: what was said, the calls with their results, and what it cost.
 
+import { ask, place } from "./api.js";
 import { Code, Diff, languageOfPath, Output } from "./code.js";
-import { clean, duration, el, time, usd } from "./dom.js";
+import { clean, costText, duration, el, time, usd } from "./dom.js";
 import { picture, tasks } from "./events.js";
 import { explanationOf, reasonOf } from "./errors.js";
 import { nodesOf } from "./markdown.js";
@@ -108,6 +109,18 @@ function RawEvent({ log, event }) {
   return html`<${Output} id=${`${log.id}-json-${event.id}`} text=${JSON.stringify(fields, null, 2)} language="json" />`;
 }
 
+/** Show the conversation as it was after an event. */
+function StateAt({ log, event }) {
+  const [found, setFound] = useState(null), [problem, setProblem] = useState("");
+  useEffect(() => { ask(`${place(log.id)}?at=${event}`, { signal: log.signal }).then(({ summary }) => setFound(summary), (error) => setProblem(error.message)); }, [event]);
+  if (problem) return html`<p class="bad">${problem}</p>`;
+  if (!found) return html`<p class="dim">Reading…</p>`;
+  const tokens = found.prompt_tokens + found.completion_tokens;
+  const facts = [["State", html`<span class=${`state ${found.state}`}>${found.state.replaceAll("_", " ")}</span>`], ["Title", found.title], ["Agent", found.agent], ["Model", found.model], ["Steps", found.iterations], ["Cost", costText(found.cost_usd, !found.has_unknown_cost)], ["Tokens", tokens.toLocaleString("en")],
+    ["Time", duration(found.duration_seconds)], ["Workspace", found.workspace], ["Labels", Object.entries(found.labels).map(([name, value]) => `${name}=${value}`).join(" ")], ["Waits for the action", found.asked_id], ["Error", found.last_error], ["Last message", found.message]];
+  return html`<dl class="state-at">${facts.filter(([, value]) => value || value === 0).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+}
+
 const numberOf = (log, item) => html`<a class="number" href=${`#/c/${log.id}@${item.first}`} title="Link to this place">${item.first === item.last ? item.first : `${item.first}–${item.last}`}</a>`;
 
 function Costs({ reply }) {
@@ -128,6 +141,7 @@ export function Card({ log, item, isOver, isCurrent, isHit, onFork }) {
   const attributes = { id: `i${item.first}`, tabindex: -1, "data-first": item.first, "data-last": item.last, "aria-label": `${item.type === "step" ? `Step ${item.number || ""}` : item.type}: ${lineOf(item)}` };
   const classes = `${item.isBad ? " bad" : ""}${isCurrent ? " current" : ""}${isHit ? " hit" : ""}`;
   const foot = html`<footer><${Fold} id=${`${log.id}-events-${item.key}`} label=${item.events.length === 1 ? "All fields" : `${item.events.length} events`}>${() => html`<${Raw} log=${log} events=${item.events} />`}<//>
+    <${Fold} id=${`${log.id}-state-${item.key}`} label="State then">${() => html`<${StateAt} log=${log} event=${item.last} />`}<//>
     <span class="grow"></span><button type="button" class="quiet" onClick=${() => onFork(item.last)}>Fork here</button></footer>`;
   const event = item.events[0];
   switch (item.type) {
