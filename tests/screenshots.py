@@ -233,6 +233,7 @@ async def work(store: Store, ends: asyncio.Event) -> None:
     for each in (worker, tools):
         await each.register()
     rate = 6.0
+    figures.set(conversations=14.0)
     for beat in count(1):
         rate = max(1.0, rate + chance.uniform(-1.2, 1.3))
         figures.add("steps", round(rate))
@@ -322,9 +323,9 @@ async def take(folder: Path, names: Sequence[str] = ()) -> None:
                     ("new", "#/new", 1280, 900, False),
                     ("new-narrow", "#/new", 390, 900, True),
                     ("keys", f"#/c/{shown}", 1280, 900, False),
-                    ("cluster", "#/cluster", 1280, 1500, False),
-                    ("cluster-dark", "#/cluster", 1280, 1500, True),
-                    ("cluster-narrow", "#/cluster", 390, 2600, False),
+                    ("cluster", "#/cluster", 1280, 1460, False),
+                    ("cluster-dark", "#/cluster", 1280, 1460, True),
+                    ("cluster-narrow", "#/cluster", 390, 3300, False),
                 ):
                     if names and name not in names:
                         continue

@@ -357,6 +357,14 @@ async def test_axe_finds_nothing_on_any_page(server: Served, axe: str, is_dark: 
     assert {name: each for name, each in found.items() if each} == {}
 
 
+async def test_why_panel_names_what_the_page_offers(server: Served) -> None:
+    shown = await fill(server.client.store)
+    async with opened(f"{server.url}/#/c/{shown}", key=await server.token("*")) as page:
+        remedy = page.locator(".why .remedy", has_text="Confirm the action below the log")
+        await remedy.wait_for()
+        assert "deckhands" not in await remedy.inner_text()
+
+
 async def test_a_keyboard_reaches_events_answers_and_menus(server: Served) -> None:
     shown = await fill(server.client.store)
     async with opened(f"{server.url}/#/c/{shown}", key=await server.token("*")) as page:

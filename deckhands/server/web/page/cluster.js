@@ -98,9 +98,9 @@ export function cluster({ main, signal, refused }) {
       const cards = [
         dead.value?.conversations.length || dead.value?.entries.length ? deadLetters(dead.value) : "",
         card("Workers", workers, ["Worker", "Role", "Version", "#Load", "CPU", "#Memory free", "Heartbeat"], workerRow, ["deckhands up", "starts some."]),
-        card("Queues", queues, ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one, [], found ? ages(found) : queues.value?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""])),
         card("Budgets", budgets, ["Account", "Used", "#Spent", "#Limit", "#Waiting", "What binds", "Change"], (one) => [one.account, used(one), usd(one.spent_usd), one.limit_usd === null ? "none" : usd(one.limit_usd), one.waiting, binding(one),
           isAdmin ? button("Change", one.account, () => setLimit(one.account, one.limit_usd)) : ""], ["deckhands budget set ACCOUNT USD", "sets one."], undefined, isAdmin ? button("New limit…", "", () => setLimit("", null), "") : ""),
+        card("Queues", queues, ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one, [], found ? ages(found) : queues.value?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""])),
         card("Quotas of models", quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds"], quotaRow, ["DECKHANDS_QUOTAS", "names them."]),
         card("Schedules", schedules, ["Schedule", "Times", "Next", "#Started", "Last problem", "Change"], scheduleRow, ["deckhands schedule add", "adds one; so does the form of a new conversation."]),
         card("Webhooks", webhooks, ["Address", "Events", "State", "Change"], (one) => webhookRow(one, isOperator), ["deckhands webhook add URL", "adds one."], undefined, isOperator ? button("New webhook…", "", addWebhook, "") : ""),
@@ -116,7 +116,7 @@ export function cluster({ main, signal, refused }) {
       one.last_error || (one.workers.length ? `crashed ${one.workers.join(", ")}` : "crashed three workers"), one.died.length ? ago(one.died.at(-1)) : "",
       el("div", { class: "row" }, button("Requeue", one.title, () => change(`Requeue ${one.title}`, [], ({ reason }) => ask(`${place(one.conversation_id)}/requeue`, { method: "POST", body: { reason } }), { action: "Requeue", says: "It continues from its last state, with another three workers." })),
         button("Close", one.title, () => change(`Close ${one.title}`, [], ({ reason }) => ask(`${place(one.conversation_id)}/close`, { method: "POST", body: { reason } }), { action: "Close it", says: "Its log stays readable, and accepts nothing more." })))]);
-    return el("section", { class: "card dead" }, el("h2", {}, "Dead letters"), rows.length ? scrolled("Dead letters", grid(["Conversation", "Tenant", "Cause", "Died", "Change"], rows)) : "",
+    return el("section", { class: "card wide dead" }, el("h2", {}, "Dead letters"), rows.length ? scrolled("Dead letters", grid(["Conversation", "Tenant", "Cause", "Died", "Change"], rows)) : "",
       entries.length ? el("details", {}, el("summary", {}, `${entries.length} unreadable ${entries.length === 1 ? "entry" : "entries"}`), scrolled("Unreadable entries", grid(["Key", "Entry", "Why"], entries.map((one) => [one.key, one.entry_id, one.why])))) : "");
   }
 
@@ -194,8 +194,8 @@ function quotaRow(one) {
 
 const scrolled = (title, table) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, table);
 
-/** Return a section with a table; without rows it says why, or how to make some. `tool` makes something new. */
+/** Return a section with a table, a broad one over the whole width; without rows it says why. `tool` makes something new. */
 function card(title, outcome, head, cells, [command, then] = [], rows = outcome.value, tool = "") {
   const why = outcome.status === "rejected" ? [outcome.reason.message] : ["There is none. ", command ? el("code", {}, command) : "", command ? ` ${then}` : ""];
-  return el("section", { class: "card" }, el("div", { class: "bar" }, el("h2", {}, title), el("span", { class: "grow" }), tool), rows?.length ? scrolled(title, grid(head, rows.map(cells))) : el("p", { class: "dim" }, why));
+  return el("section", { class: head.length > 6 ? "card wide" : "card" }, el("div", { class: "bar" }, el("h2", {}, title), el("span", { class: "grow" }), tool), rows?.length ? scrolled(title, grid(head, rows.map(cells))) : el("p", { class: "dim" }, why));
 }
