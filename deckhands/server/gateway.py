@@ -36,6 +36,9 @@ REQUESTS_AT_ONCE = 4
 REQUESTS_WAITING = 256
 """How many more of them may wait; the server refuses the others with 429."""
 
+PROMPTS_AT_ONCE, PROMPTS_PERCENT = 4, 50
+"""How many prompts are made at the same time, and how many of a hundred for one tenant."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -136,6 +139,7 @@ class Gateway:
         history: the recent figures of the cluster.
         streams: the open streams and long-polling requests, with their keys.
         turns: those of short requests.
+        prompts: the prompts that are made at the moment, see `prompts`.
         transfers: the files in transfer; `connections`: those with a request that had a key.
         refusals: the number of requests answered with an error, by status and reason.
         is_stopping: set when the server starts to shut down.
@@ -154,6 +158,7 @@ class Gateway:
     exposition: Exposition = field(init=False)
     history: History = field(init=False)
     streams: dict[object, ApiKey] = field(init=False, default_factory=dict)
+    prompts: Held = field(init=False, default_factory=lambda: Held("prompts", PROMPTS_AT_ONCE, PROMPTS_PERCENT))
     transfers: Held = field(init=False)
     connections: Held = field(init=False)
     turns: Turns = field(init=False, default_factory=lambda: Turns(REQUESTS_AT_ONCE, REQUESTS_WAITING))

@@ -390,6 +390,11 @@ async def test_timeline_shows_takeovers_and_cards_the_state_then(server: Served)
         facts = first.locator(".state-at")
         await facts.get_by_text("$0.2500").wait_for()
         assert await facts.locator("dt", has_text="Steps").evaluate("one => one.nextElementSibling.textContent") == "1"
+        second = page.locator(".item.step").last
+        await second.get_by_text("Prompt", exact=True).click()
+        prompt = second.locator(".prompt-at")
+        await prompt.get_by_text("Run", exact=True).wait_for()
+        assert set(await prompt.locator("li > strong").all_inner_texts()) == {"user", "assistant"}
         await page.get_by_role("tab", name="Timeline").click()
         await page.get_by_role("img", name="from controller-0<b>, which had died: now controller-1").wait_for()
         await page.get_by_text("Takeovers 1", exact=True).wait_for()

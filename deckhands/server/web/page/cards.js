@@ -121,6 +121,18 @@ function StateAt({ log, event }) {
   return html`<dl class="state-at">${facts.filter(([, value]) => value || value === 0).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
 }
 
+/** Show the prompt of a model call, which the server makes again from the log. */
+function Prompt({ log, event }) {
+  const [found, setFound] = useState(null), [problem, setProblem] = useState("");
+  useEffect(() => { ask(`${place(log.id)}/prompt?at=${event}`, { signal: log.signal }).then(setFound, (error) => setProblem(error.message)); }, [event]);
+  if (problem) return html`<p class="bad">${problem}</p>`;
+  if (!found) return html`<p class="dim">Making it again…</p>`;
+  const messages = found.messages.map((one, number) => html`<li key=${number}><strong>${one.role}</strong> <span class="mono">${one.name}</span>
+    ${one.content.map((text, part) => html`<${Output} id=${`${log.id}-prompt-${event}-${number}-${part}`} text=${text} />`)}
+    ${one.tool_calls.map((call) => html`<${Code} text=${`${call.name} ${call.arguments}`} language="json" class="command" />`)}</li>`);
+  return html`<p class="dim">${found.messages.length} messages for ${found.model || "the workers' model"}${found.tools.length ? `; tools: ${found.tools.join(", ")}` : ""}</p><ol class="prompt-at">${messages}</ol>`;
+}
+
 const numberOf = (log, item) => html`<a class="number" href=${`#/c/${log.id}@${item.first}`} title="Link to this place">${item.first === item.last ? item.first : `${item.first}–${item.last}`}</a>`;
 
 function Costs({ reply }) {
@@ -142,6 +154,7 @@ export function Card({ log, item, isOver, isCurrent, isHit, onFork }) {
   const classes = `${item.isBad ? " bad" : ""}${isCurrent ? " current" : ""}${isHit ? " hit" : ""}`;
   const foot = html`<footer><${Fold} id=${`${log.id}-events-${item.key}`} label=${item.events.length === 1 ? "All fields" : `${item.events.length} events`}>${() => html`<${Raw} log=${log} events=${item.events} />`}<//>
     <${Fold} id=${`${log.id}-state-${item.key}`} label="State then">${() => html`<${StateAt} log=${log} event=${item.last} />`}<//>
+    ${item.reply && item.first > 1 ? html`<${Fold} id=${`${log.id}-prompt-${item.key}`} label="Prompt">${() => html`<${Prompt} log=${log} event=${item.first - 1} />`}<//>` : ""}
     <span class="grow"></span><button type="button" class="quiet" onClick=${() => onFork(item.last)}>Fork here</button></footer>`;
   const event = item.events[0];
   switch (item.type) {
