@@ -410,9 +410,12 @@ async def test_button_to_the_end_covers_no_button_of_a_card(server: Served) -> N
             end = page.get_by_role("button", name="To the end")
             await end.wait_for()
             covering = await end.bounding_box()
+            list_box = await page.locator(".timeline").bounding_box()
             assert covering is not None
-            for fork in await page.get_by_role("button", name="Fork here").all():
-                box = await fork.bounding_box()
+            assert list_box is not None
+            for part in await page.locator(".item footer :is(button, summary)").all():
+                box = await part.bounding_box()
                 assert box is not None
                 apart = box["x"] >= covering["x"] + covering["width"] or box["x"] + box["width"] <= covering["x"]
+                apart |= covering["y"] >= list_box["y"] + list_box["height"]
                 assert apart, width

@@ -7,7 +7,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./ui.js";
 import { usage } from "./usage.js";
 import { List } from "./virtual.js";
 
-const GAP_MS = 2_000, ROW_PX = 30;
+const GAP_MS = 2_000, ROW_PX = 30, TAKEOVERS_MS = 10_000;
 const WAITS = { awaiting_user_confirmation: "waits for a confirmation", awaiting_user_input: "waits for a message", rate_limited: "waits for the model's quota", paused: "is paused", stopped: "is stopped", error: "has failed", finished: "has finished" };
 const ms = (text) => new Date(text).getTime();
 
@@ -62,7 +62,12 @@ function scaleOf(rows) {
 
 export function Timeline({ id, items, events, signal, onOpen }) {
   const [takeovers, setTakeovers] = useState([]);
-  useEffect(() => { ask(`${place(id)}/takeovers`, { signal }).then(setTakeovers, () => {}); }, [id, events.length]);  // an archived one has none
+  useEffect(() => {
+    const look = () => { if (!document.hidden) ask(`${place(id)}/takeovers`, { signal }).then(setTakeovers, () => {}); };  // it is asked again
+    look();
+    const timer = setInterval(look, TAKEOVERS_MS);
+    return () => clearInterval(timer);
+  }, [id]);
   const rows = useMemo(() => rowsOf(items, events, takeovers), [items, takeovers]);
   const scale = useMemo(() => scaleOf(rows), [rows]);
   const sums = useMemo(() => {
