@@ -29,7 +29,7 @@ from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
 from broker.log.append_call import Appended
-from broker.runtime import to_millis
+from broker.runtime import StoreRefused, to_millis
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
@@ -274,13 +274,16 @@ async def fill_operations(store: Store) -> None:
         died = str(to_millis(now - timedelta(minutes=number)))
         fields = ("c", cid, "from", f"n{number}:controller:4{number}", "to", "n1:controller:41", "at", died)
         await store.connection.call("XADD", names.takeovers, "*", *fields)
-    index = store.all_shards[0].history
+    index = f"{store.all_shards[0].history}:hour"
     chance, value = random.Random(5), 6.0
+    samples: list[tuple[str, ...]] = [("DEL", index)]
     for number in range(700, 3, -1):
         value = max(1.0, value + chance.uniform(-0.5, 0.5))
         sample = ClusterSample(steps=value, spend=30 * value, running=round(3 * value), waiting=round(value / 2))
         at = to_millis(now - timedelta(seconds=5 * number)) // 5_000 * 5_000
-        await store.connection.call("XADD", f"{index}:hour", f"{at}-0", "v", sample.model_dump_json())
+        samples.append(("XADD", index, f"{at}-0", "v", sample.model_dump_json()))
+    with suppress(StoreRefused):  # a server has added its own sample meanwhile
+        await store.connection.call_many(samples)
 
 
 async def take(folder: Path, names: Sequence[str] = ()) -> None:

@@ -1,7 +1,7 @@
 """The prompt of a model call, over HTTP.
 
-A prompt is made by a process of its own, which takes a second of CPU; so few are made at a time, and one tenant gets
-half of them.
+A separate process makes a prompt, which takes a second of CPU; so few are made at a time, and one tenant gets half of
+them.
 """
 
 from __future__ import annotations

@@ -469,11 +469,12 @@ async def test_dead_letter_is_requeued_from_the_cluster_page(server: Served) -> 
 
 async def test_history_outlives_the_tab_and_has_a_day(server: Served) -> None:
     history = server.client.store.all_shards[0].history
+    sample = json.dumps({"steps": 3.0, "takeovers": 1.0})
     for name, count, step in (("hour", 30, 5), ("day", 100, 60)):
-        for number in range(count):
-            sample = json.dumps({"steps": 3.0, "takeovers": 1.0})
-            at = (1_700_000_000 + number * step) * 1_000
-            await server.client.store.connection.call("XADD", f"{history}:{name}", f"{at}-0", "v", sample)
+        key = f"{history}:{name}"
+        ids = [f"{(4_000_000_000 + number * step) * 1_000}-0" for number in range(count)]  # the server adds none before
+        added = [("XADD", key, entry_id, "v", sample) for entry_id in ids]
+        await server.client.store.connection.call_many([("DEL", key), *added])
     async with opened(f"{server.url}/#/cluster", key=await server.token("*")) as page:
         steps = page.get_by_role("img", name="Steps per second")
         await page.get_by_role("img", name="Takeovers: 30 in all").wait_for()

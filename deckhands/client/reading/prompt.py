@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +15,11 @@ from typing import Any
 from broker.contract import Event
 from broker.log import render_event_line
 from broker.runtime import DeckhandsError, UsageError
+from deckhands.settings import read_plain_environment
 
 PROGRAM = "controller_worker.loop.prompt_at"
 LIMIT_SECONDS = 60.0
 MAX_LOG_BYTES = 64 * 2**20
-ENVIRONMENT = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
 
 
 class PromptFailed(DeckhandsError):
@@ -39,11 +38,10 @@ async def make_prompt(events: Sequence[Event]) -> dict[str, Any]:
     log = "".join(f"{render_event_line(event)}\n" for event in events).encode()
     if len(log) > MAX_LOG_BYTES:
         raise UsageError("The log is too long to make its prompt again.", remedy="Choose an earlier event.")
-    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     pipe = asyncio.subprocess.PIPE
     arguments = (sys.executable, "-P", "-m", PROGRAM)
     process = await asyncio.create_subprocess_exec(
-        *arguments, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, env=environment
+        *arguments, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, env=read_plain_environment()
     )
     try:
         async with asyncio.timeout(LIMIT_SECONDS):

@@ -49,7 +49,7 @@ function tiles(samples, stepSeconds) {
 export function cluster({ main, signal, refused }) {
   named("Cluster");
   const state = el("p", { class: "facts" }), shown = el("div", { class: "tiles" }), parts = el("div", { class: "cards" });
-  let samples = [], seesAll = true, drawn = "";
+  let samples = [], seesAll = true, drawn = [];
   const spans = el("div", { class: "row", role: "group", "aria-label": "Time" }, Object.entries(SPANS).map(([name, one]) => el("button", { type: "button", "data-span": name, onclick: () => { span = name; samples = []; press(); plot(); } }, one.name)));
   const press = () => spans.querySelectorAll("button").forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.span === span)));
   press();
@@ -105,9 +105,9 @@ export function cluster({ main, signal, refused }) {
         card("Schedules", schedules, ["Schedule", "Times", "Next", "#Started", "Last problem", "Change"], scheduleRow, ["deckhands schedule add", "adds one; so does the form of a new conversation."]),
         card("Webhooks", webhooks, ["Address", "Events", "State", "Change"], (one) => webhookRow(one, isOperator), ["deckhands webhook add URL", "adds one."], undefined, isOperator ? button("New webhook…", "", addWebhook, "") : ""),
       ].filter(Boolean);
-      const now = cards.map((one) => one.outerHTML).join("");
-      if (isNow || now !== drawn) replace(parts, cards);
-      drawn = now;
+      if (!isNow && cards.length === drawn.length && cards.every((one, at) => one.isEqualNode(drawn[at]))) return;
+      drawn = cards.map((one) => one.cloneNode(true));  // what a reader has opened since is no change
+      replace(parts, cards);
     } catch (error) { if (!signal.aborted) refused(error); }
   }
 
