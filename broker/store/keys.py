@@ -62,6 +62,8 @@
     deck:{0}:data_keys             hash     forever        id → the data key of a tenant, encrypted; see encryption
     deck:{0}:mcp_tokens            hash     until removed  MCP server → its login, encrypted; see mcp_login
     deck:{0}:operations:record     list     400 days       operations through the server: author and reason (JSON)
+    deck:{0}:history:<step>        stream   an hour, a day figures of the cluster, see history
+    deck:{0}:history:lease         string   while kept     the server that takes samples of these figures
     deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
     deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
@@ -192,6 +194,11 @@ class ShardKeys:
     def operations(self) -> str:
         """The record of operations through the server; all of it is in the first shard."""
         return f"{self.root}:operations:record"
+
+    @property
+    def history(self) -> str:
+        """The recent figures of the cluster; all of them are in the first shard."""
+        return f"{self.root}:history"
 
     @property
     def dead(self) -> str:

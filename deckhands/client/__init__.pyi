@@ -41,6 +41,7 @@ from .reading.screen import ScreenRenderer as ScreenRenderer
 from .reading.spending import Spending as Spending, compute_spending as compute_spending
 from .reading.status_line import StatusLine as StatusLine, format_duration as format_duration
 from .reading.status_line import format_short_number as format_short_number
+from .reading.prompt import PromptFailed as PromptFailed, make_prompt as make_prompt
 from .reading.summary import ExitCode as ExitCode, Summary as Summary, Tally as Tally
 from .reading.summary import find_quoted_texts as find_quoted_texts, render_state as render_state
 from .reading.summary import summarize as summarize

@@ -80,17 +80,25 @@ class Exposition:
         self._census = Census(store)
         self._celery_waits = CeleryWaits()
         self._turn = asyncio.Lock()
-        self._latest: tuple[float, bytes] | None = None
+        self._latest: tuple[float, Samples] | None = None
+        self._rendered: tuple[Samples, bytes] | None = None
 
     async def text(self) -> bytes:
         """Return the metrics; raises no error that the store can cause."""
+        found = await self.samples()
+        if self._rendered is None or self._rendered[0] is not found:
+            self._rendered = (found, render(found))
+        return self._rendered[1]
+
+    async def samples(self) -> Samples:
+        """Return the metrics as values; raises no error that the store can cause."""
         async with self._turn:
             now = self._store.clock.monotonic()
             if self._latest is None or now - self._latest[0] >= FRESH_SECONDS:
-                self._latest = (now, render(await self._samples(now)))
+                self._latest = (now, await self._read(now))
             return self._latest[1]
 
-    async def _samples(self, began: float) -> Samples:
+    async def _read(self, began: float) -> Samples:
         found: Samples = {}
         failures, is_up = 0, True
         for part in (self._of_store, self._of_workers, self._of_conversations):
