@@ -38,10 +38,16 @@ IMPORTED = (
     "deckhands.operations.jobs.service",
     "deckhands.operations.jobs.tasks",
     "kombu.transport.redis",
+    "mcp",
+    "mcp.client.auth.extensions.client_credentials",
+    "mcp.client.sse",
+    "mcp.client.streamable_http",
+    "mcp.client.subscriptions",
     "redbeat",
     "tests.model_server.scripts",
     "tests.model_server.server",
     "tool_worker.settings",
+    "tool_worker.tools.mcp.http_connection",
     "tool_worker.worker.consumer",
 )
 
