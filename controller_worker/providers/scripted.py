@@ -1,4 +1,4 @@
-"""A model that follows a script: `scripted/FILE`. The format is described in docs/scripted-models.md.
+"""A model that follows a script: `scripted/FILE`. The format is described in docs/models.md#scripted-models.
 
 Holds: the request's iteration alone selects a turn, so a step repeated after a crash gets the same reply with the same
 ids.

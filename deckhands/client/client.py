@@ -45,7 +45,7 @@ from deckhands.client.starting import start_conversation
 from deckhands.client.steering import Steering, to_model_switch
 from deckhands.client.tasks import inputs
 from deckhands.client.tasks.images import Image, to_image_urls
-from deckhands.client.tasks.spec import TaskFields, TaskSpec
+from deckhands.client.tasks.spec import TaskFields, TaskSpec, with_shown_fields
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.tasks.workspace_input import Directory
 from deckhands.client.transfers.commands import CommandResult, execute, start
@@ -103,6 +103,7 @@ class Client(Steering):
         first = [self._act] if self._act is not None else ()
         return await start(self._masked, conversation_id, action, first=first, may_open=may_open)
 
+    @with_shown_fields
     async def submit(
         self,
         task: str | TaskSpec,

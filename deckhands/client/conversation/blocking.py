@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import ExitStack
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -52,72 +52,32 @@ class Blocking(Generic[A]):
         self.loop = loop
 
 
-class BlockingMethod(Generic[P, R]):
-    """A blocking form of a coroutine method of the twin."""
-
-    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
-        self._method = method
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> BlockingMethod[P, R]: ...
-
-    @overload
-    def __get__(self, instance: Blocking[Any], owner: type) -> Callable[P, R]: ...
-
-    def __get__(self, instance: Blocking[Any] | None, owner: type) -> BlockingMethod[P, R] | Callable[P, R]:
-        """Bind the method to an object."""
-        if instance is None:
-            return self
-        method = self._method
-
-        @functools.wraps(getattr(instance.twin, method.__name__))
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return instance.loop.call(functools.partial(method, instance.twin, *args, **kwargs))
-
-        return call
-
-
-class BlockingIterator(Generic[P, R]):
-    """An asynchronous generator of the twin, as an iterator."""
-
-    def __init__(self, method: Callable[Concatenate[Any, P], AsyncGenerator[R]]) -> None:
-        self._method = method
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> BlockingIterator[P, R]: ...
-
-    @overload
-    def __get__(self, instance: Blocking[Any], owner: type) -> Callable[P, Iterator[R]]: ...
-
-    def __get__(self, instance: Blocking[Any] | None, owner: type) -> BlockingIterator[P, R] | Callable[P, Iterator[R]]:
-        """Bind the method to an object."""
-        if instance is None:
-            return self
-        method = self._method
-
-        @functools.wraps(getattr(instance.twin, method.__name__))
-        def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-            items, call = method(instance.twin, *args, **kwargs), instance.loop.call
-
-            async def next_one() -> R | object:
-                return await anext(items, _END)
-
-            try:
-                while (item := call(next_one)) is not _END:
-                    yield cast("R", item)
-            finally:
-                call(items.aclose)
-
-        return iterate
-
-
-def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> BlockingMethod[P, R]:
+def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
     """Return the blocking twin of an asynchronous method."""
-    return BlockingMethod(method)
+
+    @functools.wraps(method)
+    def call(self: Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.loop.call(functools.partial(method, self.twin, *args, **kwargs))
+
+    return call
 
 
-def blocking_iterator(method: Callable[Concatenate[S, P], AsyncGenerator[R]]) -> BlockingIterator[P, R]:
-    """Return the blocking twin of an asynchronous generator."""
-    return BlockingIterator(method)
+def blocking_iterator(
+    method: Callable[Concatenate[S, P], AsyncGenerator[R]],
+) -> Callable[Concatenate[Any, P], Iterator[R]]:
+    """Return the blocking twin of an asynchronous generator, an iterator."""
+
+    @functools.wraps(method)
+    def iterate(self: Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        items, call = method(self.twin, *args, **kwargs), self.loop.call
+
+        async def next_one() -> R | object:
+            return await anext(items, _END)
+
+        try:
+            while (item := call(next_one)) is not _END:
+                yield cast("R", item)
+        finally:
+            call(items.aclose)
+
+    return iterate
