@@ -16,6 +16,7 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.fencing import Ownership
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.action_streams import list_routes
+from broker.coordination.crash_attribution import Mark
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.conversations import Conversations
@@ -177,7 +178,7 @@ class World:
         return found
 
     async def mark(self, n: int) -> Any:
-        return await self.owners.mark(self._claim(n), is_stepping=True) if self.claims else None
+        return await self.owners.mark(self._claim(n), Mark.ACTING) if self.claims else None
 
     async def dispatch(self, n: int) -> Any:
         if not self.claims:

@@ -109,7 +109,7 @@ OTHERS = (
     (
         (
             "`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, `OTEL_SERVICE_NAME`, "
-            "`OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`"
+            "`OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`"
         ),
         "all but workspace hosts",
         "where [traces](observability.md#traces) are sent, under which name, and whether; and the SDK's others",

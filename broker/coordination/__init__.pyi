@@ -2,6 +2,7 @@ from .action_streams import ActionClaimed as ActionClaimed, ActionDelivery as Ac
 from .action_streams import ActionReclaimed as ActionReclaimed, ClaimOutcome as ClaimOutcome
 from .action_streams import ControlDelivery as ControlDelivery
 from .crash_attribution import NOT_SUSPECTED as NOT_SUSPECTED, CrashAttribution as CrashAttribution
+from .crash_attribution import Mark as Mark
 from .crash_attribution import SuspectTurns as SuspectTurns
 from .figures import FIELD as FIELD, Figures as Figures, LabeledValues as LabeledValues, read_figures as read_figures
 from .heartbeat_thread import HeartbeatThread as HeartbeatThread

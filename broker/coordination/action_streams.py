@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from broker.contract import WorkspaceSpec, codec
+from broker.coordination.crash_attribution import Mark
 from broker.coordination.quarantine import PARSE_ERRORS, Quarantine, find_conversation_keys
 from broker.runtime import EventsLost, StoreTooNew
 from broker.secrets import ClaimedSecrets
@@ -212,11 +213,11 @@ class ActionQueue:
                 raise EventsLost(delivery.conversation_id, last, delivery.action_id, checksum)
         return NothingToDo(reply[0])
 
-    async def mark(self, delivery: ActionDelivery, *, is_acting: bool) -> bool:
+    async def mark(self, delivery: ActionDelivery, mark: Mark) -> bool:
         """Record whether a claimed action runs; only then does a crash count. Returns False if the claim was lost."""
         names = await self._store.locate(delivery.conversation_id)
         reply = await self._store.call_function(
-            "deck_mark_action", (names.root, names.shard.root), delivery.action_id, self._worker_id, int(is_acting)
+            "deck_mark_action", (names.root, names.shard.root), delivery.action_id, self._worker_id, int(mark)
         )
         return bool(reply[0] == "marked")
 

@@ -7,15 +7,28 @@ Holds: one suspect of a process starts at a time, so that a death counts against
 longer than `TURN_SECONDS` keeps its mark, and the next one starts. A suspect that has started and then waited continues
 without a turn; otherwise starting suspects would block the others. A suspect starts later the more deaths it has, so
 that a kill at a fixed moment does not always hit the same suspect.
+A suspect that reaches its wait for others is acquitted of all earlier deaths but those that came after such a wait:
+whatever it does before the wait, it has just done. So frequent deaths do not add up against what waits for hours, and
+a result that kills its workers is given up nevertheless.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from enum import IntEnum
 
 TURN_SECONDS = 1.0
 PAUSE_SECONDS = 0.5
+
+
+class Mark(IntEnum):
+    """A record in the store about a suspect; `ACTING_AGAIN`: it acts after the wait with which it was acquitted."""
+
+    WAITING = 0
+    ACTING = 1
+    ACQUITTED = 2
+    ACTING_AGAIN = 3
 
 
 class SuspectTurns:
@@ -51,16 +64,16 @@ class CrashAttribution:
     """Marks one thing while it acts. Does nothing for things that no worker has died with.
 
     Args:
-        mark: records in the store whether it acts (True) or waits (False).
+        mark: writes a record about it to the store.
         deaths: number of deaths that count against it.
     """
 
-    def __init__(self, turns: SuspectTurns, mark: Callable[[bool], Awaitable[object]], *, deaths: int) -> None:
+    def __init__(self, turns: SuspectTurns, mark: Callable[[Mark], Awaitable[object]], *, deaths: int) -> None:
         self._turns = turns
         self._mark = mark
         self._is_suspect = deaths > 0
         self._pause = turns.pause_seconds * (deaths - 1)
-        self._has_begun = self._is_marked = False
+        self._has_begun = self._is_marked = self._is_acquitted = False
         self._end_turn: Callable[[], None] | None = None
 
     async def mark_acting(self) -> None:
@@ -72,13 +85,21 @@ class CrashAttribution:
             await asyncio.sleep(self._pause)
             self._end_turn = await self._turns.take()
         self._is_marked = True
-        await self._mark(True)
+        await self._mark(Mark.ACTING_AGAIN if self._is_acquitted else Mark.ACTING)
 
     async def mark_waiting(self) -> None:
         """Mark it as waiting: a death from now on does not count against it. Idempotent."""
         if self._is_marked:
             self._is_marked = False
-            await self._mark(False)
+            await self._mark(Mark.WAITING)
+            self.end_turn()
+
+    async def acquit(self) -> None:
+        """Mark it as waiting for others, with nothing left to do before; earlier deaths had another cause."""
+        if self._is_marked:
+            self._is_marked = False
+            self._is_acquitted = True
+            await self._mark(Mark.ACQUITTED)
             self.end_turn()
 
     def end_turn(self) -> None:
@@ -93,8 +114,8 @@ class CrashAttribution:
         self.end_turn()
 
 
-async def _refuse_mark(is_acting: bool) -> None:
-    raise AssertionError(f"marked without a suspicion: {is_acting}")
+async def _refuse_mark(mark: Mark) -> None:
+    raise AssertionError(f"marked without a suspicion: {mark.name}")
 
 
 NOT_SUSPECTED = CrashAttribution(SuspectTurns(), _refuse_mark, deaths=0)

@@ -15,6 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from broker.contract import Ownership
+from broker.coordination.crash_attribution import Mark
 from broker.coordination.waiting_results import settle_results
 from broker.runtime import CorruptEntry, EventsLost, OwnershipLost, StoreError, StoreRefused, StoreUnavailable
 from broker.store import Store
@@ -170,11 +171,11 @@ class Owners:
             raise EventsLost(ownership.conversation_id, last_id, seen_id, checksum)
         return last_id
 
-    async def mark(self, ownership: Ownership, *, is_stepping: bool) -> bool:
-        """Record that a step of the conversation runs, so that a crash counts against it. Returns False if fenced."""
+    async def mark(self, ownership: Ownership, mark: Mark) -> bool:
+        """Record whether a step of the conversation runs; only then does a crash count. Returns False if fenced."""
         names = await self._store.locate(ownership.conversation_id)
         reply = await self._store.call_function(
-            "deck_mark", (names.root, names.shard.root), ownership.worker_id, ownership.token, int(is_stepping)
+            "deck_mark", (names.root, names.shard.root), ownership.worker_id, ownership.token, int(mark)
         )
         return bool(reply[0] == "marked")
 

@@ -48,4 +48,5 @@ from .ticks import wait_for_tick as wait_for_tick
 from .tls import read_tls as read_tls
 from .tracing import OpenSpan as OpenSpan, Tracing as Tracing, Value as Value, make_traceparent as make_traceparent
 from .tracing import open_tracing as open_tracing, parse_traceparent as parse_traceparent
+from .tracing import render_content as render_content
 from .version import read_version as read_version

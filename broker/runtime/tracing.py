@@ -4,13 +4,15 @@ Holds: nothing is imported and no span is made unless the standard variables nam
 unavailable, slow or broken neither delays nor fails a step. A forged context can only put spans into another trace.
 Spans are our own objects until the SDK's batch processor has a batch, because its spans cost a step several times as
 much.
-Does not: record prompts, commands, results or secrets. An attribute is a name, a number or an id.
+An attribute is a name, a number or an id. Only if an operator asks for it, the attributes in `CONTENT` hold what models
+and tools read and write; callers mask secrets in them.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import json
 import logging
 import os
 import re
@@ -35,6 +37,23 @@ if TYPE_CHECKING:
 REPORTING = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
 """The loggers that report unsent spans. A filter of a logger does not apply to its child loggers."""
 MAX_TEXT_CHARS = 200
+CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""The published variable that asks for content in spans."""
+CAPTURING = frozenset({"true", "span_only", "span_and_event"})
+"""Its values that do, in lower case; ours are no events."""
+CONTENT = frozenset(
+    {
+        "gen_ai.input.messages",
+        "gen_ai.output.messages",
+        "gen_ai.system_instructions",
+        "gen_ai.tool.call.arguments",
+        "gen_ai.tool.call.result",
+    }
+)
+MAX_CONTENT_CHARS = 64_000
+"""Of one attribute in `CONTENT`."""
+MAX_CONTENT_TEXT_CHARS = 8_000
+"""Of one text in it."""
 END_SECONDS = 2.0
 """How long the end of a process waits until the last spans are sent."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -151,12 +170,22 @@ class Tracing:
     Args:
         sink: receives each span as soon as it has ended; None makes no spans.
         sampler: decides which spans are recorded; None for all, except those with an unsampled parent.
+
+    Attributes:
+        captures_content: an operator asks for content in spans.
     """
 
-    def __init__(self, sink: Callable[[RecordedSpan], None] | None = None, sampler: Sampler | None = None) -> None:
+    def __init__(
+        self,
+        sink: Callable[[RecordedSpan], None] | None = None,
+        sampler: Sampler | None = None,
+        *,
+        captures_content: bool = False,
+    ) -> None:
         self._sink = sink
         self._sampler = sampler
         self.is_on = sink is not None
+        self.captures_content = captures_content and self.is_on
 
     def span(
         self,
@@ -201,7 +230,8 @@ def open_tracing(role: str) -> Tracing:
     if not is_wanted or env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
         return Tracing()
     try:
-        return _make_exporter(role, is_named="OTEL_SERVICE_NAME" in env)
+        captures_content = env.get(CAPTURE, "").lower() in CAPTURING
+        return _make_exporter(role, is_named="OTEL_SERVICE_NAME" in env, captures_content=captures_content)
     except ImportError as error:
         _log.warning("no traces are sent, because packages are missing (pip install 'deckhands[otel]'): %s", error)
     except Exception:  # noqa: BLE001  (a variable of the SDK's that it cannot use must stop no work)
@@ -209,7 +239,7 @@ def open_tracing(role: str) -> Tracing:
     return Tracing()
 
 
-def _make_exporter(role: str, *, is_named: bool) -> Tracing:
+def _make_exporter(role: str, *, is_named: bool, captures_content: bool) -> Tracing:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider, sampling
@@ -225,7 +255,7 @@ def _make_exporter(role: str, *, is_named: bool) -> Tracing:
     processor = BatchSpanProcessor(cast("SpanExporter", BatchExporter(OTLPSpanExporter(), resource)))
     atexit.register(_shut_down, processor)
     sink = cast("Callable[[RecordedSpan], None]", processor.on_end)
-    return Tracing(sink, None if sampler is sampling.DEFAULT_ON else sampler)
+    return Tracing(sink, None if sampler is sampling.DEFAULT_ON else sampler, captures_content=captures_content)
 
 
 class BatchExporter:
@@ -290,7 +320,10 @@ def to_sdk_span(span: RecordedSpan, resource: Resource) -> ReadableSpan:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanKind, Status, StatusCode
 
-    texts = {name: _clean_text(value) if isinstance(value, str) else value for name, value in span.attributes.items()}
+    texts = {
+        name: _clean_text(value, _limit_of(name)) if isinstance(value, str) else value
+        for name, value in span.attributes.items()
+    }
     return ReadableSpan(
         name=_clean_text(span.name),
         context=_span_context(span.traceparent, is_remote=False),
@@ -311,7 +344,7 @@ def _add_attributes(into: Any, attributes: Mapping[str, Any]) -> None:
         pair = into.add()
         pair.key = name
         if isinstance(value, str):
-            pair.value.string_value = _clean_text(value)
+            pair.value.string_value = _clean_text(value, _limit_of(name))
         elif isinstance(value, bool):
             pair.value.bool_value = value
         elif isinstance(value, int):
@@ -324,9 +357,42 @@ def _add_attributes(into: Any, attributes: Mapping[str, Any]) -> None:
                 texts.add().string_value = _clean_text(text)
 
 
-def _clean_text(text: str) -> str:
+def _limit_of(name: str) -> int:
+    return MAX_CONTENT_CHARS if name in CONTENT else MAX_TEXT_CHARS
+
+
+def render_content(content: Any) -> str:
+    """Return content as bounded JSON: long texts are cut, and of a long list, the last items are kept.
+
+    Args:
+        content: dicts, lists, texts and numbers, with masked secrets.
+    """
+    content = _cut_texts(content)
+    if not isinstance(content, list):
+        text = json.dumps(content)
+        return text if len(text) <= MAX_CONTENT_CHARS else json.dumps({"cut": text[: MAX_CONTENT_CHARS // 2]})
+    kept: list[str] = []
+    left = MAX_CONTENT_CHARS
+    for item in reversed(content):
+        text = json.dumps(item)
+        left -= len(text) + 2
+        if left < 0:
+            break
+        kept.insert(0, text)
+    return f"[{', '.join(kept)}]"
+
+
+def _cut_texts(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {_cut_texts(name): _cut_texts(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_cut_texts(item) for item in part]
+    return part[:MAX_CONTENT_TEXT_CHARS] if isinstance(part, str) else part
+
+
+def _clean_text(text: str, limit: int = MAX_TEXT_CHARS) -> str:
     """Return a text that protobuf can hold: bounded, without lone surrogates."""
-    text = text[:MAX_TEXT_CHARS]
+    text = text[:limit]
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -69,6 +69,7 @@ def recall(
             return None
         return RecallObservation(recall_type=recall_type, microagent_knowledge=mentioned, notes=recalled)
     shown, left_out = _fit_instructions(reported)
+    listed, unlisted = _list_skills(reported)
     return RecallObservation(
         recall_type=recall_type,
         date=message.sent.date().isoformat() if message.sent else "",
@@ -76,10 +77,10 @@ def recall(
         repo_instructions="\n\n".join(shown),
         microagent_knowledge=mentioned,
         notes=recalled,
-        available_skills=tuple(_list_skills(reported)) or None,
+        available_skills=listed or None,
         available_agents=tuple(_list_agents(state, skills)) or None,
         path_rules=tuple(_find_rules(reported)) or None,
-        unreadable_skills=(*skills.unreadable, *left_out) or None,
+        unreadable_skills=(*skills.unreadable, *left_out, *unlisted) or None,
     )
 
 
@@ -125,14 +126,26 @@ def _find_rules(skills: Iterable[Skill]) -> Iterator[PathRule]:
             yield PathRule(name=skill.name, patterns=patterns)
 
 
-def _list_skills(skills: Iterable[Skill]) -> Iterator[AvailableSkill]:
-    """Yield the skills that the agent may read, with descriptions that fit."""
-    listed = [skill for skill in skills if skill.location and skill.description is not None and not skill.paths]
-    names = sum(len(skill.name) + len(skill.location or "") for skill in listed)
-    share = max(MIN_DESCRIPTION_CHARS, (MAX_LISTED_CHARS - names) // max(1, len(listed)))
-    for skill in listed:
-        text = shorten_text(skill.description or "", share)
-        yield AvailableSkill(name=skill.name, description=text, location=skill.location or "")
+def _list_skills(skills: Iterable[Skill]) -> tuple[tuple[AvailableSkill, ...], tuple[str, ...]]:
+    """Return the skills that the agent may read, with descriptions that fit, and a sentence if some do not fit."""
+    listed: list[tuple[str, str, str]] = []
+    left, left_out = MAX_LISTED_CHARS, 0
+    for skill in skills:
+        if not skill.location or skill.description is None or skill.paths:
+            continue
+        needed = len(skill.name) + len(skill.location) + MIN_DESCRIPTION_CHARS
+        if needed > left:
+            left_out += 1
+            continue
+        left -= needed
+        listed.append((skill.name, skill.location, skill.description))
+    share = MIN_DESCRIPTION_CHARS + left // max(1, len(listed))
+    found = tuple(
+        AvailableSkill(name=name, description=shorten_text(text, share), location=location)
+        for name, location, text in listed
+    )
+    reason = f"the list of skills would exceed {MAX_LISTED_CHARS:,} characters with {left_out} further SKILL.md files"
+    return found, (reason,) if left_out else ()
 
 
 def _list_agents(state: State, files: SkillFiles) -> Iterator[AvailableAgent]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +21,7 @@ from broker.contract import (
     Ownership,
     SegmentStarted,
 )
-from broker.runtime import failpoint, make_chain
+from broker.runtime import DeckhandsError, OpenSpan, failpoint, make_chain
 from controller_worker.agents import Agent
 from controller_worker.core import Append, CallModel, State
 from controller_worker.loop.services import Services
@@ -38,6 +39,7 @@ from controller_worker.model import (
     call_span,
     check_own_budget,
     count_prompt,
+    describe_content,
     describe_result,
     make_missing_client,
     make_question,
@@ -207,14 +209,24 @@ class CallInFlight:
 
     async def _run(self, call: PendingCall) -> ModelAnswer:
         try:
-            with call_span(self._services.tracing, call.traceparent, call.wanted, call.question) as span:
+            services, question = self._services, call.question
+            config = services.models.find_settings(question.llm) if services.tracing.is_on else None
+            with call_span(services.tracing, call.traceparent, call.wanted, question, config) as span:
                 answer = await self._answer(call)
                 describe_result(span, answer.result)
+                if services.tracing.captures_content:
+                    await self._describe_content(span, question, answer)
             return answer if span.traceparent is None else replace(answer, traceparent=span.traceparent)
         except Exception as error:  # noqa: BLE001  (the outer edge: without an answer, the conversation would wait for ever)
             conversation_id = call.question.request.conversation_id
             failure = to_call_failure(error, conversation_id, attempt=call.wanted.attempt)
             return ModelAnswer(call.wanted, call.question, failure)
+
+    async def _describe_content(self, span: OpenSpan, question: Question, answer: ModelAnswer) -> None:
+        """Record what the model has read and written, if its secrets can be masked."""
+        with suppress(DeckhandsError):
+            masker = await self._services.log.load_masker(question.request.conversation_id)
+            await describe_content(span, masker, question, answer.result)
 
     async def _answer(self, call: PendingCall) -> ModelAnswer:
         """Make the call once. A failure is an answer too, and so is a wait for a batch."""

@@ -22,7 +22,7 @@ from broker.contract import (
     codec,
     is_settled,
 )
-from broker.coordination import PARSE_ERRORS, CarriedEvent, ClaimedConversation, Figures
+from broker.coordination import PARSE_ERRORS, CarriedEvent, ClaimedConversation, Figures, Mark
 from broker.log import (
     Appended,
     Closed,
@@ -49,7 +49,7 @@ from controller_worker.core import (
 from controller_worker.loop.answers import read_event
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.services import Services
-from controller_worker.model import PromptHistory
+from controller_worker.model import PromptHistory, name_provider
 
 EVERY_EVENTS = 50
 SHORT_EVENTS = 16
@@ -215,20 +215,29 @@ class OwnedLog:
         return state, tail
 
     async def _trace(self, begun: datetime) -> None:
-        """Make the span of the claim, in the trace of the submission."""
+        """Make the span of the agent's work from this claim on, in the trace of the submission."""
         tracing = self._services.tracing
         cid = self.ownership.conversation_id
         if not tracing.is_on:
             return
         created = await read_event(self._services.log, cid, 1)
         parent = created.traceparent if isinstance(created, ConversationCreated) else None
+        spec = self.state.setup.agent
         attributes: dict[str, Value] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": name_provider(self._services.models.find_settings(spec.llm)),
+            "gen_ai.agent.name": spec.name,
+            "gen_ai.request.model": spec.llm.model or "default",
             "gen_ai.conversation.id": cid,
             "deckhands.event.id": self.state.version,
             "deckhands.worker.id": self.ownership.worker_id,
         }
         with tracing.span(
-            "claim", parent or make_traceparent(cid), kind="consumer", attributes=attributes, begun=begun
+            f"invoke_agent {spec.name}",
+            parent or make_traceparent(cid),
+            kind="consumer",
+            attributes=attributes,
+            begun=begun,
         ) as span:
             self.traceparent = span.traceparent
 
@@ -328,13 +337,13 @@ class OwnedLog:
         )
         self._has_unlisted_end = not isinstance(outcome, Appended)
 
-    async def mark(self, is_acting: bool) -> None:
-        """Record in the store that a suspect is active, or that it only waits now; see `crash_attribution`.
+    async def mark(self, mark: Mark) -> None:
+        """Record in the store what a suspect does, see `CrashAttribution`.
 
         Raises:
             Gone: the conversation has another owner.
         """
-        if not await self._services.owners.mark(self.ownership, is_stepping=is_acting):
+        if not await self._services.owners.mark(self.ownership, mark):
             raise TakenOver
 
     async def record_lost_tail(self, error: Exception | None) -> bool:

@@ -161,6 +161,7 @@ class Performer:
 
     async def _await_tools(self, wanted: AwaitTools) -> NextMove:
         if await self._dispatches.ensure(wanted.action_ids):
+            await self._crash_guard.acquit()
             return NextMove.WAIT
         self._log.has_new_events = True
         return NextMove.ASK_AGAIN
@@ -178,6 +179,7 @@ class Performer:
         # Kept until the log has them: an append is refused if the log has grown, as it does when a delegate ends.
         self._started = {one.id: self._started[one.id] for one in waiting if one.id in self._started}
         if not self._started:
+            await self._crash_guard.acquit()
             return NextMove.WAIT
         return Append(tuple(self._started.values()), tuple(enumerate(self._started)))
 

@@ -14,5 +14,7 @@ from .steps.start_steps import acquire_permit as acquire_permit, make_missing_cl
 from .steps.start_steps import make_question as make_question, note_waiting as note_waiting
 from .steps.start_steps import require_client as require_client, wait_for_batch as wait_for_batch
 from .streaming import stream_reply as stream_reply
-from .call_spans import add_traceparent as add_traceparent, call_span as call_span, describe_result as describe_result
+from .call_spans import add_traceparent as add_traceparent, call_span as call_span
+from .call_spans import describe_content as describe_content, describe_result as describe_result
+from .call_spans import name_provider as name_provider
 from .usage import sum_usage_by_model as sum_usage_by_model

@@ -26,7 +26,7 @@ from .messages.messages import ToolCall as ToolCall, has_images as has_images
 from .messages.message_memo import MessageMemo as MessageMemo
 from .model_features import find_features as find_features, sees_images as sees_images
 from .model_table import find_max_input_tokens as find_max_input_tokens, list_providers as list_providers
-from .model_table import look_up as look_up
+from .model_table import find_provider as find_provider, look_up as look_up
 from .openai_backend import COMPATIBLE_PROVIDERS as COMPATIBLE_PROVIDERS, OpenAICompatibleLLM as OpenAICompatibleLLM
 from .openai_batches import OpenAIBatches as OpenAIBatches
 from .profiles import Profiles as Profiles, find_address as find_address

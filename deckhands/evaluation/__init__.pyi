@@ -23,7 +23,8 @@ from .datasets.file_trees import pack_tree as pack_tree, read_tree as read_tree,
 from .datasets.instances import SHIPPED as SHIPPED, Instance as Instance, list_left_out as list_left_out
 from .datasets.instances import select_instances as select_instances
 from .datasets.plugins import list_installed as list_installed
-from .datasets.repositories import is_safe as is_safe
+from .datasets.repositories import ArchiveFiles as ArchiveFiles, CommitFiles as CommitFiles, is_safe as is_safe
+from .datasets.repositories import run_git as run_git
 from .detached_runs import LOG as LOG, detach as detach, is_driven as is_driven
 from .detached_runs import start_in_background as start_in_background
 from .directory import RESULTS as RESULTS, SIBLINGS as SIBLINGS, SUMMARY as SUMMARY

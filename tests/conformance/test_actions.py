@@ -13,6 +13,7 @@ from broker.contract.codec import checksum_of
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.observations import ToolCallObservation
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, ControlDelivery, NothingToDo
+from broker.coordination.crash_attribution import Mark
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.coordination.workspace_orders import WorkspaceOrders
 from broker.log.append_call import Appended
@@ -296,9 +297,41 @@ async def test_the_first_death_counts_and_then_those_with_a_mark(
         reader = queue(f"t{number + 1}")
         delivery = await take(reader)
         found.append((await reader.claim(delivery)).attempt)
-        assert await reader.mark(delivery, is_acting=True)
+        assert await reader.mark(delivery, Mark.ACTING)
         if number < len(acting) and not acting[number]:
-            assert await reader.mark(delivery, is_acting=False)
+            assert await reader.mark(delivery, Mark.WAITING)
+    assert found == attempts
+
+
+@pytest.mark.parametrize(
+    ("dies_after_the_wait", "attempts"),
+    [
+        ([False, False, False, False, False], [2, 2, 3, 2, 3]),
+        ([False, True, True, True], [2, 2, 3, 4]),
+        ([False, False, True, False, True], [2, 2, 3, 3, 4]),
+    ],
+)
+async def test_wait_for_others_acquits_of_what_came_before(
+    store: Store, queue: Queue, dies_after_the_wait: list[bool], attempts: list[int]
+) -> None:
+    """Every second worker that dies before the wait has reached the wait of the worker before it."""
+    await dispatch_one(store, t1="n1")
+    undertaker = await enter(store, "t0", node="n1")
+    reader = queue()
+    assert await reader.claim(await take(reader)) == ActionClaimed(1)
+    found = []
+    for number in range(1, len(attempts) + 1):
+        await bury(store, f"t{number}", by=undertaker)
+        await enter(store, f"t{number + 1}", node="n1")
+        reader = queue(f"t{number + 1}")
+        delivery = await take(reader)
+        found.append((await reader.claim(delivery)).attempt)
+        assert await reader.mark(delivery, Mark.ACTING)
+        if dies_after_the_wait[number - 1]:
+            assert await reader.mark(delivery, Mark.ACQUITTED)
+            assert await reader.mark(delivery, Mark.ACTING_AGAIN)
+        elif number % 2:
+            assert await reader.mark(delivery, Mark.ACQUITTED)
     assert found == attempts
 
 
@@ -306,12 +339,12 @@ async def test_only_the_holder_of_an_action_marks_it(store: Store, queue: Queue)
     log, _ = await dispatch_one(store, t1="n1")
     holder, other = queue(), queue("t2")
     delivery = await take(holder)
-    assert not await holder.mark(delivery, is_acting=True)
+    assert not await holder.mark(delivery, Mark.ACTING)
     await holder.claim(delivery)
-    assert not await other.mark(delivery, is_acting=True)
-    assert await holder.mark(delivery, is_acting=True)
+    assert not await other.mark(delivery, Mark.ACTING)
+    assert await holder.mark(delivery, Mark.ACTING)
     await log.append_observation(CID, output(2), worker_id="t1", place=delivery.location)
-    assert not await holder.mark(delivery, is_acting=False)
+    assert not await holder.mark(delivery, Mark.WAITING)
     left = await store.connection.call("HGETALL", store.known_keys(CID).once)
     checksum = checksum_of(await log.load_entry(CID, 2)).encode()
     assert left == [b"create:begin", b"1:1", b"o:2", b"3:3:" + checksum]

@@ -12,6 +12,7 @@ from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated
 from broker.contract.fencing import Ownership
 from broker.contract.specs import Priority
+from broker.coordination.crash_attribution import Mark
 from broker.coordination.ownership import ClaimedConversation, ClaimFailure, Owners
 from broker.log.append_call import Appended, Closed, Conflict, Duplicate, Fenced
 from broker.log.conversations import Conversations
@@ -298,7 +299,7 @@ async def test_a_released_token_writes_nothing(store: Store, is_claimed_again: b
     later = await claim(store, "w1") if is_claimed_again else None
     assert await owners.release(ownership, seen_id=1) is None
     assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Fenced()
-    assert not await owners.mark(ownership, is_stepping=True)
+    assert not await owners.mark(ownership, Mark.ACTING)
     assert await owners.dispatch(ownership, 2, b"") == "fenced"
     with pytest.raises(OwnershipLost):
         await owners.check_start(ownership)
@@ -407,7 +408,7 @@ async def test_a_closed_conversation_says_so_when_claimed(store: Store) -> None:
 
 async def test_a_mark_is_refused_to_who_does_not_own(store: Store) -> None:
     _, ownership = await own(store)
-    assert await Owners(store).mark(ownership, is_stepping=True)
-    assert not await Owners(store).mark(Ownership(CID, "w1", "1"), is_stepping=True)
+    assert await Owners(store).mark(ownership, Mark.ACTING)
+    assert not await Owners(store).mark(Ownership(CID, "w1", "1"), Mark.ACTING)
     await bury(store, "w1")
-    assert not await Owners(store).mark(ownership, is_stepping=False)
+    assert not await Owners(store).mark(ownership, Mark.WAITING)

@@ -11,6 +11,7 @@ import pytest
 from broker.contract.codec import checksum_of
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, NothingToDo, list_routes
+from broker.coordination.crash_attribution import Mark
 from broker.coordination.membership import BEATS_PER_FACTS, Membership, list_members
 from broker.coordination.ownership import ClaimedConversation, ClaimFailure, Owners
 from broker.coordination.wakeups import ReadyStream
@@ -177,13 +178,27 @@ async def test_a_conversation_that_kills_three_workers_is_a_dead_letter(store: S
     crashes = []
     for n in range(3):
         await enter(store, f"w{n}")
-        assert await Owners(store).mark(await claim(store, f"w{n}", "poison"), is_stepping=True)
+        assert await Owners(store).mark(await claim(store, f"w{n}", "poison"), Mark.ACTING)
         await claim(store, f"w{n}", "innocent")
         await bury(store, f"w{n}", by=last)
         crashes.append(await Conversations(store).list_dead_letters())
     assert crashes == [[], [], ["poison"]]
     assert (await claim_whole(store, "last", "poison")).crashes == 3
     assert (await claim_whole(store, "last", "innocent")).crashes == 1
+
+
+async def test_deaths_between_two_waits_for_others_do_not_add_up(store: Store) -> None:
+    await begin(store)
+    last = await enter(store, "last")
+    for n in range(6):
+        await enter(store, f"w{n}")
+        claimed = await claim_whole(store, f"w{n}")
+        assert claimed.crashes < 3
+        assert await Owners(store).mark(claimed.ownership, Mark.ACTING)
+        if n % 2:
+            assert await Owners(store).mark(claimed.ownership, Mark.ACQUITTED)
+        await bury(store, f"w{n}", by=last)
+    assert await Conversations(store).list_dead_letters() == []
 
 
 async def test_a_conversation_that_gets_on_is_forgiven(store: Store) -> None:
@@ -203,7 +218,7 @@ async def test_an_orderly_release_takes_the_crashes_away(store: Store) -> None:
     await bury(store, "w1", by=last)
     assert await Owners(store).release(await claim(store, "last"), seen_id=1) is None
     await enter(store, "w2")
-    assert await Owners(store).mark(await claim(store, "w2"), is_stepping=True)
+    assert await Owners(store).mark(await claim(store, "w2"), Mark.ACTING)
     await bury(store, "w2", by=last)
     assert (await claim_whole(store, "last")).crashes == 1  # and not 2: it was released in order in between
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from tests.turns import bash, call, finish
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+HIDDEN = "tip-top-nine-lives"
 OUTER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -66,7 +68,7 @@ async def test_one_trace_spans_command_to_tool_through_a_kill(cluster: FaultClus
     cid = await submitted(cluster, receiver, f"until [ -e {gate} ]; do sleep 0.05; done; echo private-result")
 
     async def is_acting() -> bool:
-        return bool(receiver.of(cid, "claim") and receiver.of(cid, "chat"))
+        return bool(receiver.of(cid, "invoke_agent") and receiver.of(cid, "chat"))
 
     await until(is_acting, limit=60.0, what="the spans of the first controller")
     await cluster.until_kind(cid, "action.run")
@@ -80,7 +82,7 @@ async def test_one_trace_spans_command_to_tool_through_a_kill(cluster: FaultClus
 
     await until(are_there, limit=60.0, what="the spans of all")
     submit, *_ = receiver.of(cid, "submit")
-    first, second = receiver.of(cid, "claim")
+    first, second = receiver.of(cid, "invoke_agent")
     before, after = receiver.of(cid, "chat")
     (action,) = [
         span
@@ -96,12 +98,43 @@ async def test_one_trace_spans_command_to_tool_through_a_kill(cluster: FaultClus
     assert (second.parent_id, after.parent_id) == (submit.span_id, second.span_id)
     assert [span.role for span in chain] == ["client", "controller", "controller", "tool", "tool"]
     assert len({span.pid for span in (submit, first, second, tool)}) == 4
+    assert first.name == "invoke_agent CodeActAgent"
+    assert first.attributes["gen_ai.operation.name"] == "invoke_agent"
+    assert {first.attributes["gen_ai.provider.name"], before.attributes["gen_ai.provider.name"]} == {"scripted"}
     assert before.attributes["gen_ai.operation.name"] == "chat"
     assert before.attributes["gen_ai.request.model"].startswith("scripted/")
     assert {"gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"} <= before.attributes.keys()
     assert tool.attributes["gen_ai.operation.name"] == "execute_tool"
     assert tool.attributes["gen_ai.tool.name"] == "execute_bash"
     assert not any(b"private" in body for body in receiver.bodies)
+
+
+async def test_content_is_recorded_on_request_with_masked_secrets(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"DECKHANDS_SECRET_KEY": base64.b64encode(bytes(32)).decode()}
+    asked = {**receiver.environment, "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true", **key}
+    monkeypatch.setenv("DECKHANDS_SECRET_KEY", key["DECKHANDS_SECRET_KEY"])
+    turn = {"text": f"it may be {HIDDEN}", **bash('echo "told $TOKEN"')}
+    async with FaultCluster(tmp_path).running() as cluster:
+        cluster.start_controller(**asked)
+        cluster.start_tool(**asked)
+        (cid,) = await cluster.submit([turn, finish()], task={"secrets": {"TOKEN": HIDDEN}})
+        await cluster.settle([cid])
+        await until(lambda: receiver.of(cid, "execute_tool") and len(receiver.of(cid, "chat")) == 2, what="spans")
+    (tool,) = receiver.of(cid, "execute_tool")
+    first, second = ({**span.attributes} for span in receiver.of(cid, "chat"))
+    assert "told $TOKEN" in json.loads(tool.attributes["gen_ai.tool.call.arguments"])["command"]
+    assert "told <secret_hidden>" in json.loads(tool.attributes["gen_ai.tool.call.result"])
+    (reply,) = json.loads(first["gen_ai.output.messages"])
+    assert reply["parts"][0] == {"type": "text", "content": "it may be <secret_hidden>"}
+    assert (reply["parts"][1]["type"], reply["parts"][1]["name"]) == ("tool_call", "execute_bash")
+    assert reply["finish_reason"]
+    assert json.loads(first["gen_ai.system_instructions"])[0]["type"] == "text"
+    asked_again = json.loads(second["gen_ai.input.messages"])
+    assert [message["role"] for message in asked_again][-2:] == ["assistant", "tool"]
+    assert "told <secret_hidden>" in asked_again[-1]["parts"][0]["response"]
+    assert not any(HIDDEN.encode() in body for body in receiver.bodies)
 
 
 async def test_a_delegate_is_in_the_trace_of_its_parent(cluster: FaultCluster, receiver: Receiver) -> None:
@@ -112,7 +145,7 @@ async def test_a_delegate_is_in_the_trace_of_its_parent(cluster: FaultCluster, r
     (action,) = [event for event in await cluster.client.events(cid) if isinstance(event, AgentDelegateAction)]
     part = make_delegate_id(cid, action.id)
     await until(lambda: receiver.of(part, "chat") and len(receiver.of(cid, "chat")) == 2, limit=60.0, what="spans")
-    claim, chat = receiver.of(part, "claim")[0], receiver.of(part, "chat")[0]
+    claim, chat = receiver.of(part, "invoke_agent")[0], receiver.of(part, "chat")[0]
     asked = receiver.of(cid, "chat")[0]
     assert (claim.parent_id, chat.parent_id) == (asked.span_id, claim.span_id)
     found = {span.trace_id for name in (cid, part) for span in receiver.of(name, "")}

@@ -107,6 +107,63 @@ async def _is_empty(cluster: FaultCluster, conversation_id: str) -> bool:
     return not await records(cluster, conversation_id)
 
 
+async def test_waiting_conversation_outlives_any_number_of_dead_controllers(
+    cluster: FaultCluster, remote: TaskServer
+) -> None:
+    """It reaches its wait between the deaths, so that nothing it has done there can be their cause."""
+    patience = {"DECKHANDS_IDLE_SECONDS": "3600"}  # else it is released, which acquits it too
+    cluster.start(**settings(cluster, remote), **patience)
+    (cid,) = await cluster.submit([call("job", name="long"), finish()], tools=["remote/*"])
+    await until(lambda: any(job.polls for job in remote.jobs.values()), what="a poll")
+    for number in range(1, 4):
+        cluster.kill(f"c{number}")
+        cluster.start_controller("victim", DECKHANDS_FAILPOINTS="controller.after_claim:kill@1")
+        assert await cluster.until_ended("victim", limit=60) == -9
+        cluster.start_controller(f"c{number + 1}", **patience)
+        await until(lambda: _is_acquitted(cluster, cid), limit=60, what="an acquittal")
+    remote.end_all()
+    await cluster.settle([cid])
+    assert [text_of(answer) for answer in await cluster.answers(cid, "action.call_tool_mcp")] == ["long is done"]
+
+
+async def _is_acquitted(cluster: FaultCluster, conversation_id: str) -> bool:
+    meta = cluster.client.store.known_keys(conversation_id).meta
+    return list(await cluster.client.store.call("HMGET", meta, "crashes", "mark")) == [None, None]
+
+
+async def test_waiting_call_outlives_any_number_of_dead_tool_workers(cluster: FaultCluster, remote: TaskServer) -> None:
+    environment = settings(cluster, remote)
+    cluster.start(**environment)
+    (cid,) = await cluster.submit([call("job", name="long"), finish()], tools=["remote/*"])
+    await until(lambda: any(job.polls for job in remote.jobs.values()), what="a poll")
+    for number in range(1, 4):
+        cluster.kill(f"t{number}")
+        cluster.start_tool("victim", **environment, DECKHANDS_FAILPOINTS="tool.before_run:kill@1")
+        assert await cluster.until_ended("victim", limit=60) == -9
+        remote.seen["tasks/get"] = 0
+        cluster.start_tool(f"t{number + 1}", **environment)
+        await until(lambda: remote.seen["tasks/get"] > 0, limit=60, what="a poll")
+    remote.end_all()
+    await cluster.settle([cid])
+    assert [text_of(answer) for answer in await cluster.answers(cid, "action.call_tool_mcp")] == ["long is done"]
+
+
+async def test_result_that_kills_its_workers_is_given_up(cluster: FaultCluster, remote: TaskServer) -> None:
+    environment = settings(cluster, remote)
+    cluster.start(**environment)
+    (cid,) = await cluster.submit([call("job", name="long"), finish()], tools=["remote/*"])
+    await until(lambda: any(job.polls for job in remote.jobs.values()), what="a poll")
+    cluster.kill("t1")
+    remote.end_all()
+    for _ in range(2):
+        cluster.start_tool("victim", **environment, DECKHANDS_FAILPOINTS="tool.after_result:kill@1")
+        assert await cluster.until_ended("victim", limit=60) == -9
+    cluster.start_tool("victim", **environment, DECKHANDS_FAILPOINTS="tool.after_result:kill@1")
+    await cluster.settle([cid])
+    (answer,) = await cluster.answers(cid, "action.call_tool_mcp")
+    assert isinstance(answer, OutcomeUnknownObservation)
+
+
 async def test_absence_of_the_server_is_waited_out(cluster: FaultCluster, remote: TaskServer) -> None:
     cluster.start(**settings(cluster, remote))
     (cid,) = await cluster.submit([call("job", name="long"), finish()], tools=["remote/*"])

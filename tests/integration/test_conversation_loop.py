@@ -18,6 +18,7 @@ from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, Mode
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.contract.specs import MemorySpec
+from broker.coordination.crash_attribution import Mark
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import ClaimedConversation, ClaimFailure
 from broker.limits.governor import CallGranted
@@ -583,7 +584,7 @@ async def crash(hands: Hands, times: int) -> None:
         await Membership(hands.store, worker, "controller", ttl_seconds=3600.0).register()
         claimed = await hands.owners.claim(CID, worker)
         assert isinstance(claimed, ClaimedConversation)
-        await hands.owners.mark(claimed.ownership, is_stepping=True)
+        await hands.owners.mark(claimed.ownership, Mark.ACTING)
         await lapse(hands.store, worker)
         await Membership(hands.store, WORKER, "controller", ttl_seconds=3600.0).beat(1)
 

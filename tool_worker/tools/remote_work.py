@@ -95,7 +95,7 @@ class RemoteWork:
     @asynccontextmanager
     async def park(self) -> AsyncIterator[None]:
         """Wait in this block without a slot; the death of the worker does not count against the action."""
-        await self._attribution.mark_waiting()
+        await self._attribution.acquit()
         async with self._free_slot():
             self.is_parked = True
             try:

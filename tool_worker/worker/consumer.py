@@ -431,9 +431,7 @@ class ToolWorkerSession:
                 await record_gap(self._log, lost, noticed_by="the tool worker that was to carry it out")
                 return
             deaths = claim.attempt - 1 if isinstance(claim, ActionReclaimed) else 0
-            attribution = CrashAttribution(
-                self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
-            )
+            attribution = CrashAttribution(self._turns, partial(queue.mark, delivery), deaths=deaths)
             free_slot = partial(self._slots.free, is_first=queue.is_first)
             await self._executor.execute(delivery, claim, attribution, refusal=refusal, free_slot=free_slot)
         except DataForgotten as error:

@@ -70,7 +70,7 @@ class Executor:
         self._notices = Notices(workspaces, quota, held)
         offered = offered or OfferedTools(())
         recorder = Recorder(log, worker_id=worker_id, checkpointing=checkpointing, figures=figures or Figures())
-        traced = Spans(spans or open_tracing("tool"), worker_id)
+        traced = Spans(spans or open_tracing("tool"), worker_id, log)
         around_host = make_chain(
             [
                 # Outermost: below it, only the host acts, and the host cannot kill this worker.

@@ -3,6 +3,7 @@
 --        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> its claimer
 --                                  (or '-': its result was refused)
 --                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled it
+--                                  f:<action> -> deaths while it acted after a wait for others
 --                                  k:<action> -> its checksum   b:<action> -> its bytes while it waits in a line
 --                                  g:<action> d:<action> -> its capability, and its workspace, while it waits in a line
 
@@ -224,19 +225,27 @@ local function claim_action(keys, args)
   -- The first worker that dies with an action counts against it; after that, only one that died while it acted.
   local attempts = tonumber(store.get(once, 'n:' .. action)) or 0
   if attempts < 2 or store.get(once, 'm:' .. action) then attempts = redis.call('HINCRBY', once, 'n:' .. action, 1) end
+  if store.get(once, 'm:' .. action) == '3' then redis.call('HINCRBY', once, 'f:' .. action, 1) end
   redis.call('HDEL', once, 'm:' .. action)
   redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
     'to', worker, 'at', store.now_ms(shard))
   return store.with_acks({'reclaimed', attempts, before, moves, hidden}, acks)
 end
 
--- mark_action: record that an action that workers have died with acts ('1') or only waits ('0'). If its worker dies while
--- it acts, the death counts against it.
--- ARGV  action id, worker, '1' or '0'.  returns {'marked'} {'lost'}
+-- mark_action: record that an action that workers have died with acts ('1'), or only waits ('0'). If its worker dies while
+-- it acts, the death counts against it. '2': it waits for others, and has done all that it does before; of the deaths while
+-- it acted, only those count that came after such a wait ('3').
+-- ARGV  action id, worker, '0' to '3'.  returns {'marked'} {'lost'}
 local function mark_action(keys, args)
   local once, action = keys[1] .. ':once', args[1]
   if store.get(once, 'w:' .. action) ~= args[2] then return {'lost'} end
-  if args[3] == '1' then redis.call('HSET', once, 'm:' .. action, '1') else redis.call('HDEL', once, 'm:' .. action) end
+  if args[3] == '1' or args[3] == '3' then redis.call('HSET', once, 'm:' .. action, args[3])
+  else redis.call('HDEL', once, 'm:' .. action) end
+  if args[3] == '2' then
+    local after = tonumber(store.get(once, 'f:' .. action) or 0) or 0
+    local attempts = tonumber(store.get(once, 'n:' .. action)) or 1
+    if attempts > 2 + after then redis.call('HSET', once, 'n:' .. action, string.format('%.0f', 2 + after)) end
+  end
   return {'marked'}
 end
 

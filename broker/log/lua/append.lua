@@ -230,7 +230,7 @@ local function write_events(a)
     if answers then
       redis.call('HSET', once, 'o:' .. answers, settled_by(a, once, answers, last))
       redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers, 'k:' .. answers,
-        'b:' .. answers, 'g:' .. answers, 'd:' .. answers)
+        'b:' .. answers, 'f:' .. answers, 'g:' .. answers, 'd:' .. answers)
       if a.call.by == 'tool' then results.forget_grant(a.base, answers) else results.stop_grant(a.base, answers) end
     end
   end

@@ -107,13 +107,15 @@ local function due(keys, args)
   return {'due'}
 end
 
--- mark: record that a step of the conversation runs ('1') or not ('0'). A death of the worker while it runs counts against
--- the conversation.
--- ARGV  worker, token, '1' or '0'.  returns {'marked'} {'fenced'}
+-- mark: record that a step of the conversation runs ('1' or '3') or not ('0'). A death of the worker while it runs counts
+-- against the conversation. '2': it waits for others, and has done all that it could do before: no earlier death counts.
+-- ARGV  worker, token, '0' to '3'.  returns {'marked'} {'fenced'}
 local function mark(keys, args)
   local meta = keys[1] .. ':meta'
   if not ownership.is_owner(meta, args[1], args[2]) then return {'fenced'} end
-  if args[3] == '1' then redis.call('HSET', meta, 'mark', '1') else redis.call('HDEL', meta, 'mark') end
+  if args[3] == '1' or args[3] == '3' then redis.call('HSET', meta, 'mark', '1')
+  elseif args[3] == '2' then redis.call('HDEL', meta, 'mark', 'crashes')
+  else redis.call('HDEL', meta, 'mark') end
   return {'marked'}
 end
 

@@ -17,8 +17,8 @@ async def take_turn(run: ActionRun, rest: RestOfAction) -> Observation:
 
 
 async def rest_while_host_acts(run: ActionRun, rest: RestOfHostCall) -> HostResult:
-    """Clear the action's mark while only the host acts, so that a worker's death does not count against it."""
-    await run.attribution.mark_waiting()
+    """Acquit the action while only the host acts, so that a worker's death does not count against it."""
+    await run.attribution.acquit()
     result = await rest(run)
     await run.attribution.mark_acting()
     return result

@@ -1,22 +1,25 @@
 """The tracing spans of a tool worker: one per action, and inside it one for its tool.
 
-Does not: record commands, arguments or results.
+Does not: record commands, arguments or results, unless the operator asks for content; then with masked secrets.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 from broker.contract import Action, ErrorObservation, Observation
 from broker.coordination import ActionReclaimed
-from broker.runtime import DeckhandsError, Tracing, Value, make_traceparent
-from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
+from broker.log import EventLog
+from broker.runtime import DeckhandsError, OpenSpan, Tracing, Value, make_traceparent, render_content
+from tool_worker.worker.steps.action_run import NOT_CONTENT, ActionRun, RestOfAction
 
 
 class Spans:
     """Creates the spans of one worker if `tracing` is on."""
 
-    def __init__(self, tracing: Tracing, worker_id: str) -> None:
+    def __init__(self, tracing: Tracing, worker_id: str, log: EventLog) -> None:
+        self._log = log
         self._tracing = tracing
         self._worker_id = worker_id
 
@@ -48,6 +51,7 @@ class Spans:
         attributes: dict[str, Value] = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": name,
+            "gen_ai.tool.type": "function",
             "gen_ai.conversation.id": run.conversation_id,
             "deckhands.action.kind": action.kind,
         }
@@ -58,4 +62,20 @@ class Spans:
             span.add({"deckhands.observation.kind": observation.kind})
             if isinstance(observation, ErrorObservation):
                 span.fail(observation.error_id or observation.kind)
+            if self._tracing.captures_content:
+                await self._add_content(span, run, observation)
             return observation
+
+    async def _add_content(self, span: OpenSpan, run: ActionRun, observation: Observation) -> None:
+        """Record the arguments and the result of a tool, if their secrets can be masked."""
+        with suppress(DeckhandsError):
+            masker = await self._log.load_masker(run.conversation_id)
+            arguments = {name: value for name, value in run.action.wire().items() if name not in NOT_CONTENT}
+
+            def render() -> dict[str, Value]:
+                return {
+                    "gen_ai.tool.call.arguments": render_content(masker.mask_wire(arguments)),
+                    "gen_ai.tool.call.result": render_content(masker.mask_text(observation.content)),
+                }
+
+            span.add(await asyncio.to_thread(render))

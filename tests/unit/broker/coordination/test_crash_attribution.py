@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.coordination.crash_attribution import CrashAttribution, SuspectTurns
+from broker.coordination.crash_attribution import CrashAttribution, Mark, SuspectTurns
 
 
 class Suspects:
     """Suspects that share their turns, and the records about them in the store."""
 
     def __init__(self, **seconds: float) -> None:
-        self.noted: list[tuple[str, bool]] = []
+        self.noted: list[tuple[str, Mark]] = []
         self._turns = SuspectTurns(**seconds)
 
     def suspect(self, name: str, *, deaths: int = 1) -> CrashAttribution:
-        async def mark(is_acting: bool) -> None:
-            self.noted.append((name, is_acting))
+        async def record(mark: Mark) -> None:
+            self.noted.append((name, mark))
 
-        return CrashAttribution(self._turns, mark, deaths=deaths)
+        return CrashAttribution(self._turns, record, deaths=deaths)
 
     @property
     def acting(self) -> list[str]:
-        return [name for name, is_acting in self.noted if is_acting]
+        return [name for name, mark in self.noted if mark is Mark.ACTING]
 
 
 async def until_all_wait() -> None:
@@ -37,10 +37,10 @@ async def test_one_conversation_acts_at_a_time() -> None:
     await first.mark_acting()
     waiting = asyncio.create_task(second.mark_acting())
     await until_all_wait()
-    assert suspects.noted == [("first", True)]
+    assert suspects.noted == [("first", Mark.ACTING)]
     await first.mark_waiting()
     await waiting
-    assert suspects.noted == [("first", True), ("first", False), ("second", True)]
+    assert suspects.noted == [("first", Mark.ACTING), ("first", Mark.WAITING), ("second", Mark.ACTING)]
     await first.mark_waiting()
     await first.mark_acting()  # it has started before, and need not wait for those that only start
     assert suspects.acting == ["first", "second", "first"]
@@ -55,8 +55,18 @@ async def test_what_got_on_is_marked_no_more() -> None:
     await second.mark_acting()
     await first.mark_acting()
     await first.mark_waiting()
-    assert suspects.noted == [("first", True), ("second", True)]
+    assert suspects.noted == [("first", Mark.ACTING), ("second", Mark.ACTING)]
     second.end_turn()
+
+
+async def test_what_waits_for_others_is_acquitted_and_acts_again() -> None:
+    suspects = Suspects()
+    first = suspects.suspect("first")
+    await first.mark_acting()
+    await first.acquit()
+    await first.acquit()
+    await first.mark_acting()
+    assert [mark for _, mark in suspects.noted] == [Mark.ACTING, Mark.ACQUITTED, Mark.ACTING_AGAIN]
 
 
 async def test_slow_action_keeps_its_mark_and_lets_the_next_start() -> None:
@@ -64,7 +74,7 @@ async def test_slow_action_keeps_its_mark_and_lets_the_next_start() -> None:
     first, second, third = (suspects.suspect(name) for name in ("first", "second", "third"))
     await first.mark_acting()
     await second.mark_acting()
-    assert suspects.noted == [("first", True), ("second", True)]
+    assert suspects.noted == [("first", Mark.ACTING), ("second", Mark.ACTING)]
     first.end_turn()  # its turn was over: this is not the second one's
     waiting = asyncio.create_task(third.mark_acting())
     await until_all_wait()

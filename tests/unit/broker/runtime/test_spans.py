@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 
@@ -16,12 +17,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
 from broker.runtime.tracing import (
+    MAX_CONTENT_CHARS,
+    MAX_CONTENT_TEXT_CHARS,
     MAX_TEXT_CHARS,
     BatchExporter,
     RecordedSpan,
     Tracing,
     Value,
     encode_finished_spans,
+    render_content,
     to_sdk_span,
 )
 
@@ -80,6 +84,27 @@ def test_texts_too_long_for_a_message_are_cut() -> None:
     assert texts["a"].string_value == "?"
     assert texts["b"].array_value.values[0].string_value == "x" * MAX_TEXT_CHARS
     assert texts["error.type"].string_value == "y" * MAX_TEXT_CHARS
+
+
+def test_content_is_bounded_json_with_the_last_items() -> None:
+    texts = [str(number) + '\ud800"' * 9_000 for number in range(20)]
+    text = render_content([{"content": text} for text in texts])
+    assert len(text) <= MAX_CONTENT_CHARS
+    kept = [item["content"] for item in json.loads(text)]
+    assert kept == [text[:MAX_CONTENT_TEXT_CHARS] for text in texts[-len(kept) :]]
+    assert kept
+    spans: list[RecordedSpan] = []
+    with Tracing(spans.append).span("chat", None, attributes={"gen_ai.input.messages": text, "a": text}):
+        pass
+    sent = ExportTraceServiceRequest.FromString(encode_finished_spans(spans, RESOURCE)).resource_spans[0]
+    found = {each.key: each.value.string_value for each in sent.scope_spans[0].spans[0].attributes}
+    assert (found["gen_ai.input.messages"], len(found["a"])) == (text, MAX_TEXT_CHARS)
+
+
+def test_large_content_of_one_item_stays_json() -> None:
+    text = render_content({str(number): "x" * MAX_CONTENT_TEXT_CHARS for number in range(20)})
+    assert len(text) <= MAX_CONTENT_CHARS
+    assert json.loads(text)["cut"].startswith('{"0": "xxx')
 
 
 @pytest.mark.parametrize(

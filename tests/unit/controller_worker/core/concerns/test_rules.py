@@ -94,14 +94,44 @@ def test_folder_skill_with_triggers_is_recalled_as_well(tmp_path: Path) -> None:
     assert found.available_skills is not None
 
 
-def test_prompt_stays_bounded_with_many_skills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [40, 200])
+def test_prompt_stays_bounded_with_many_skills(tmp_path: Path, count: int) -> None:
     core = asked()
-    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 180) for n in range(40)}
+    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 180) for n in range(count)}
     core.observe(4, write(tmp_path, long))
     (found,) = recalls(core)
-    assert len(found.available_skills or ()) == 40
-    assert sum(len(skill.description) for skill in found.available_skills or ()) <= MAX_LISTED_CHARS
+    assert found.available_skills is not None
+    if count == 40:  # of 200, the survey has no room for all
+        assert len(found.available_skills) == count
+        assert found.unreadable_skills is None
+    assert _count_chars(found) <= MAX_LISTED_CHARS
     assert len(prompt_of(core)) < 4 * MAX_LISTED_CHARS
+
+
+def test_all_of_two_hundred_skills_are_listed(tmp_path: Path) -> None:
+    core = asked()
+    short = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 60) for n in range(200)}
+    core.observe(4, write(tmp_path, short))
+    (found,) = recalls(core)
+    assert len(found.available_skills or ()) == 200
+    assert _count_chars(found) <= MAX_LISTED_CHARS
+
+
+def test_skills_with_endless_names_leave_the_prompt_bounded(tmp_path: Path) -> None:
+    core = asked()
+    endless = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}-" + "x" * 3_000, "Short.") for n in range(30)}
+    core.observe(4, write(tmp_path, endless))
+    (found,) = recalls(core)
+    assert _count_chars(found) <= MAX_LISTED_CHARS
+    listed = len(found.available_skills or ())
+    assert 0 < listed < 30
+    assert found.unreadable_skills is not None
+    assert f"with {30 - listed} further SKILL.md files" in found.unreadable_skills[-1]
+
+
+def _count_chars(found: RecallObservation) -> int:
+    parts = [(skill.name, skill.description, skill.location) for skill in found.available_skills or ()]
+    return sum(len(part) for texts in parts for part in texts)
 
 
 def test_texts_that_are_always_shown_are_bounded(tmp_path: Path) -> None:
