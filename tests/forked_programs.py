@@ -1,7 +1,7 @@
-"""Workers for many tests: a process that has imported what workers import, and forks for each of them.
+"""Workers and model servers for many tests: a process that has imported what they import, and forks for each of them.
 
-Holds: each worker is a process as `python -m …` would be: it leads a session, has the caller's environment and output,
-runs the whole module, can be killed and stopped, and keeps its pid until the test has waited for it.
+Holds: each program is a process as `python -m …` would be: it leads a session, has the caller's arguments, environment
+and output, runs the whole module, can be killed and stopped, and keeps its pid until the test has waited for it.
 Does not: show that the imports of a role suffice; `tests/end_to_end/test_worker_commands.py` starts each one.
 """
 
@@ -17,9 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
 IMPORTED = (
     "broker.celery.bootstep",
@@ -38,21 +38,46 @@ IMPORTED = (
     "deckhands.operations.jobs.service",
     "deckhands.operations.jobs.tasks",
     "kombu.transport.redis",
+    "mcp",
+    "mcp.client.auth.extensions.client_credentials",
+    "mcp.client.sse",
+    "mcp.client.streamable_http",
+    "mcp.client.subscriptions",
     "redbeat",
+    "tests.model_server.scripts",
+    "tests.model_server.server",
     "tool_worker.settings",
+    "tool_worker.tools.mcp.http_connection",
     "tool_worker.worker.consumer",
 )
 
 
-class ForkedWorker:
-    """A worker, with those parts of `subprocess.Popen` that tests use."""
+class ForkedProgram:
+    """A program, with those parts of `subprocess.Popen` that tests use.
 
-    def __init__(self, module: str, environment: dict[str, str], log: Path) -> None:
-        log.touch()  # a test may read it at once
+    Args:
+        output: the file for its output; None is a null device.
+        errors: the file for its errors; None is the same as `output`.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str],
+        output: int | None,
+        errors: int | None = None,
+    ) -> None:
         self._keeper, theirs = socket.socketpair()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        files = [nothing if output is None else output]
+        files.append(files[0] if errors is None else errors)
         with theirs:
-            socket.send_fds(_server(), [b"."], [theirs.fileno()])
-        self._keeper.sendall(json.dumps([module, environment, str(log)]).encode() + b"\n")
+            socket.send_fds(_server(), [b"."], [theirs.fileno(), nothing, *files])
+        os.close(nothing)
+        self._keeper.sendall(
+            json.dumps([module, *arguments]).encode() + b"\n" + json.dumps(dict(environment)).encode() + b"\n"
+        )
         self._told = self._keeper.makefile("rb")
         self.pid = int(self._told.readline())
         self.returncode: int | None = None
@@ -66,7 +91,7 @@ class ForkedWorker:
         if self.returncode is None:
             if not self._has_ended(timeout):
                 assert timeout is not None
-                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
+                raise subprocess.TimeoutExpired(f"program {self.pid}", timeout)
             self.returncode = int(self._told.readline())
             self._told.close()
             self._keeper.close()
@@ -103,33 +128,37 @@ def _server() -> socket.socket:
 
 
 def serve() -> str:
-    """Fork for each call, until no caller is left; return in each forked worker, with the module it is to run."""
+    """Fork for each call, until no caller is left; return in each forked program, with the module it is to run."""
     for module in IMPORTED:
         import_module(module)
     gc.collect()
-    gc.freeze()  # or each worker would copy the pages of all that was imported as soon as it collects
+    gc.freeze()  # or each program would copy the pages of all that was imported as soon as it collects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers are not awaited
     calls = socket.socket(fileno=os.dup(0))
     while True:
-        _, files, _, _ = socket.recv_fds(calls, 1, 1)
+        _, files, _, _ = socket.recv_fds(calls, 1, 4)
         if not files:
             sys.exit()
         connection = socket.socket(fileno=files[0])
         if os.fork() == 0:
             calls.close()
-            return _keep(connection)
+            return _keep(connection, files[1:])
         connection.close()
+        for file in files[1:]:
+            os.close(file)
 
 
-def _keep(connection: socket.socket) -> str:
-    """Fork a worker, report its end, and release it when no caller waits for it any more; return in the worker."""
+def _keep(connection: socket.socket, files: list[int]) -> str:
+    """Fork a program, report its end, and release it when no caller waits for it any more; return in the program."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with connection.makefile("rb") as calls:
-        module, environment, log = json.loads(calls.readline())
+        arguments, environment = json.loads(calls.readline()), json.loads(calls.readline())
     if (pid := os.fork()) == 0:
         connection.close()
-        _become(environment, log)
-        return str(module)
+        _become(arguments, environment, files)
+        return str(arguments[0])
+    for file in files:
+        os.close(file)
     connection.sendall(b"%d\n" % pid)
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None
@@ -140,17 +169,16 @@ def _keep(connection: socket.socket) -> str:
         os._exit(0)
 
 
-def _become(environment: dict[str, str], log: str) -> None:
+def _become(arguments: list[str], environment: dict[str, str], files: list[int]) -> None:
     """Take what a new program would have got from its caller."""
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    for own, number in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(own, number)
-    os.close(nothing)
-    os.close(output)
+    sys.argv[1:] = arguments[1:]
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    for file in files:
+        os.close(file)
 
 
 if __name__ == "__main__":
