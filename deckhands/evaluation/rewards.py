@@ -89,9 +89,13 @@ def find_rewards(output: str) -> Rewards | None:
 
 
 def _number(what: str, value: Any) -> float:
-    if not isinstance(value, bool | int | float) or not math.isfinite(value):
+    try:
+        number = float(value) if isinstance(value, bool | int | float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError(f"{what} is {str(value)[:50]!r}, which is not a finite number")
-    return float(value)
+    return number
 
 
 def _name(name: object) -> str:

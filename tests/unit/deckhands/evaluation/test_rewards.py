@@ -71,7 +71,10 @@ def test_other_values_are_no_rewards(value: Any) -> None:
         parse_rewards(value)
 
 
-@pytest.mark.parametrize("output", ["", "passed", '{"reward": ', '{"reward": NaN}', '{"reward": 1}\nmore', "[1]"])
+@pytest.mark.parametrize(
+    "output",
+    ["", "passed", '{"reward": ', '{"reward": NaN}', f'{{"reward": 1{"0" * 400}}}', '{"reward": 1}\nmore', "[1]"],
+)
 def test_output_without_a_last_line_of_rewards_has_none(output: str) -> None:
     assert find_rewards(output) is None
 
