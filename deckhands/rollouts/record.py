@@ -115,6 +115,7 @@ class RunRecord:
         self._groups_key = keys.rollout_groups(name)
         self._lease_key = keys.rollout_driver(name)
         self._version_key = keys.rollout_version(name)
+        self._spec: RolloutSpec | None = None
         self._last_event = "0-0"
         self._last_group = 0
         self._ids: set[str] = set()
@@ -146,11 +147,13 @@ class RunRecord:
         return is_new
 
     async def load_spec(self) -> RolloutSpec:
-        """Return the specification.
+        """Return the specification, which never changes.
 
         Raises:
             UsageError: there is no such run.
         """
+        if self._spec is not None:
+            return self._spec
         text = await self._store.call("HGET", self._hash, "spec")
         if text is None:
             raise UsageError(f"There is no rollout run {self.name}.", remedy="`deckhands rollouts ls` lists them.")
@@ -160,6 +163,7 @@ class RunRecord:
             raise UsageError(f"The specification of the rollout run {self.name} cannot be read.") from error
         if self.is_served:
             spec.require_served()
+        self._spec = spec
         return spec
 
     async def load_state(self) -> RunState:
