@@ -24,7 +24,7 @@ from .holding import is_hold as is_hold, make_hold as make_hold
 from .known_agents import RecentOffers as RecentOffers, check_acp_command as check_acp_command
 from .known_agents import list_local_agents as list_local_agents
 from .known_agents import find_unpriced_models as find_unpriced_models, parse_offers as parse_offers
-from .known_agents import require_local_agent as require_local_agent
+from .known_agents import require_local_agent as require_local_agent, require_models as require_models
 from .many import for_each as for_each
 from .named_directory import check_directory as check_directory, require_served as require_served
 from .named_directory import resolve_local_directory as resolve_local_directory

@@ -19,7 +19,15 @@ from typing import Any
 
 from broker.contract import TERMINAL_STATES, AgentSpec, Limits, ModelReply
 from broker.log import ConversationQuery, ConversationRow, Selection
-from broker.runtime import CorruptEntry, DeckhandsError, StoreError, UnknownConversation, UsageError, failpoint
+from broker.runtime import (
+    CorruptEntry,
+    DeckhandsError,
+    StoreError,
+    StoreUnavailable,
+    UnknownConversation,
+    UsageError,
+    failpoint,
+)
 from deckhands.client import MAX_TITLE, Client, for_each
 from deckhands.evaluation import (
     CHECK,
@@ -503,13 +511,14 @@ async def drive(client: Client, name: str, directory: Path) -> bool:
 
 
 async def drive_all(
-    client: Client, find_directory: Callable[[str], Path], on_error: Callable[[str, DeckhandsError], object]
+    client: Client, find_directory: Callable[[str], Path], on_error: Callable[[str, Exception], object]
 ) -> None:
     """Drive each run of the cluster, also those that start later, or stand by while other drivers do; never returns.
 
     Args:
         find_directory: returns where this machine keeps the results of a run.
-        on_error: called with a run that cannot be driven here, and the reason. It is not tried again.
+        on_error: called with a run that cannot be driven here, and the reason. It is not tried again; the run gets the
+            event `not_driven`.
     """
 
     async def drive_one(name: str) -> None:
@@ -517,15 +526,20 @@ async def drive_all(
             await drive_on(client, name, find_directory(name))
         except StoreError:
             driving.pop(name, None)  # tried again
-        except DeckhandsError as error:
+        except Exception as error:  # noqa: BLE001  (a run of one tenant stops no run of another)
             on_error(name, error)
+            with contextlib.suppress(DeckhandsError):
+                record = RunRecord(client.store, name)
+                await record.load_spec()  # the event would bring an expired run back
+                await record.add_event("not_driven", reason=getattr(error, "code", "unexpected"))
 
     driving: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as tasks:
         while True:
-            for name in await list_runs(client.store):
-                if name not in driving:
-                    driving[name] = tasks.create_task(drive_one(name))
+            with contextlib.suppress(StoreUnavailable):
+                for name in await list_runs(client.store):
+                    if name not in driving:
+                        driving[name] = tasks.create_task(drive_one(name))
             await asyncio.sleep(STANDBY_SECONDS)
 
 

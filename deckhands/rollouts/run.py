@@ -16,7 +16,7 @@ from typing import Any, Self
 from broker.contract import TERMINAL_STATES, AgentState
 from broker.log import ConversationRow
 from broker.runtime import CorruptEntry, UnknownConversation, UsageError, new_conversation_id
-from deckhands.client import Client, Trajectory
+from deckhands.client import Client, Trajectory, require_models
 from deckhands.cluster import Home
 from deckhands.evaluation import start_in_background
 from deckhands.rollouts.driver import CONSUMERS, drive_on, read_prompts, steer_all
@@ -143,11 +143,13 @@ class RolloutRun:
 
         Raises:
             UsageError: the specification or its prompts cannot be used, or name something of the driver's machine.
+            ModelNotOffered: controller workers are running, and none offers its model or its critic to its tenant.
         """
         run = cls(client, SERVED_PREFIX + name)
         await asyncio.to_thread(spec.require_served)
+        await require_models(client.store, filter(None, (spec.model, spec.critic)), spec.tenant)
         with tempfile.TemporaryDirectory() as folder:
-            await asyncio.to_thread(read_prompts, spec, Path(folder))
+            await asyncio.to_thread(read_prompts, spec.model_copy(update={"epochs": 1}), Path(folder))
         await run._record.create(spec)
         return run
 

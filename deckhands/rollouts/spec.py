@@ -23,6 +23,8 @@ from deckhands.evaluation import (
 
 MAX_GROUP = 256
 MAX_ROWS = 100_000
+MAX_SERVED_TRAJECTORIES = 1_000_000
+"""Of a run over HTTP. Its driver keeps all of them in memory, beside the runs of others."""
 SHOWN_ERRORS = 5
 CRITIC = "critic"
 Part = Annotated[float, Field(allow_inf_nan=False)]
@@ -142,7 +144,9 @@ class RolloutSpec(BaseModel):
         return self.model_copy(update=found)
 
     def require_served(self) -> None:
-        """Check that it names nothing of the machine that drives the run: files, code and addresses of engines.
+        """Check that it names nothing of the machine that drives the run, and that the machine can hold it.
+
+        It may not name files, code and addresses of engines.
 
         Raises:
             UsageError: it does.
@@ -156,6 +160,11 @@ class RolloutSpec(BaseModel):
                 raise UsageError(
                     f"{name}: a run over HTTP has none.", remedy="Start the run with `deckhands rollouts run`."
                 )
+        if len(self.prompts) * self.epochs * self.attempts > MAX_SERVED_TRAJECTORIES:
+            raise UsageError(
+                f"The run would have more than {MAX_SERVED_TRAJECTORIES:,} trajectories.",
+                remedy="Start several runs, with fewer prompts or epochs each.",
+            )
         for number, row in enumerate(self.prompts, 1):
             try:
                 found = OwnRow.model_validate(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import pytest_asyncio
 
 from broker.runtime import UsageError
 from broker.runtime.child import ChildProcess
-from deckhands.rollouts import Group, RemoteRolloutRun, RolloutRun, RolloutSpec, StubEngine, serve_stub
+from deckhands.rollouts import Group, RemoteRolloutRun, RolloutRun, RolloutSpec, StubEngine, drive_all, serve_stub
 from deckhands.rollouts.driver import drive
 from tests.polling import until
 from tests.rollout_parts import make_environment, make_prompts
@@ -106,6 +107,29 @@ async def test_a_killed_driver_is_replaced(service: Service) -> None:
             assert len(await read_all(run)) == 2
 
 
+async def test_a_run_that_cannot_be_driven_stops_no_other(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "no directory").touch()
+    failed = []
+    async with await service.start() as bad, await service.start() as good:
+
+        def find_place(name: str) -> Path:
+            return tmp_path / ("no directory" if name == bad.name else name)
+
+        driving = asyncio.create_task(
+            drive_all(service.server.client, find_place, lambda name, error: failed.append((name, type(error))))
+        )
+        assert len(await read_all(good)) == 2
+
+        async def is_told() -> bool:
+            return {"not_driven"} <= {one["kind"] for one in (await bad.describe())["events"]}
+
+        await until(is_told, what="event", limit=60)
+        assert failed == [(bad.name, FileExistsError)]
+        driving.cancel()
+        await asyncio.gather(driving, return_exceptions=True)
+        await bad.abort()
+
+
 async def test_old_groups_are_tried_again_over_http(service: Service) -> None:
     async with service.driven(), await service.start(prompts=1, max_staleness=0) as run:
 
@@ -184,6 +208,9 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"prompts": [{"task_id": "1", "Question": "?", "Final answer": "1", "file_name": "a"}]}, "row 1"),
     ({"prompts": [ROW], "weights": {"nothing": 1.0}}, "no part 'nothing'"),
     ({"prompts": [{"id": "one", "task": "do it"}]}, "no check, no tests and no answer"),
+    ({"prompts": [ROW], "epochs": 10_000, "group_size": 256}, "more than 1,000,000 trajectories"),
+    ({"prompts": [ROW], "model": "openai/unknown"}, "openai/unknown"),
+    ({"prompts": [ROW], "critic": "openai/unknown"}, "openai/unknown"),
 )
 
 

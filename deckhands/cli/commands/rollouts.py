@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from broker.runtime import DeckhandsError, UsageError
+from broker.runtime import UsageError
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
 from deckhands.client import Client, note, on_cluster, print_json, print_text, render_table
@@ -212,8 +212,8 @@ def attach(options: RolloutsAttachOptions) -> None:
     def find_place(name: str) -> Path:
         return find_directory(name) if options.directory is None else options.directory / name
 
-    def note_undriven(name: str, error: DeckhandsError) -> None:
-        note(f"The run {name} cannot be driven here: {error}")
+    def note_undriven(name: str, error: Exception) -> None:
+        note(f"The run {name} cannot be driven here: {error or type(error).__name__}")
 
     on_cluster(act)
 
