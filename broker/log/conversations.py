@@ -8,6 +8,7 @@ Does not: hold anything that is not in the log. `append` writes the index togeth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -215,22 +216,13 @@ class Conversations:
         return [cid.decode(errors="backslashreplace") for reply in replies for cid in reply]
 
     async def list_takeovers(self) -> list[Takeover]:
-        """Return the latest takeovers, at most about 10,000 per shard, in order within a shard."""
+        """Return the latest takeovers but damaged ones, at most about 10,000 per shard, in order within a shard."""
         found = []
         commands = [("XRANGE", names.takeovers, "-", "+") for names in await self._store.load_shards()]
         for entries in await self._store.call_many(commands):
             for _, flat in entries:
-                fields = decode_fields(flat)
-                action = fields.get("a")
-                found.append(
-                    Takeover(
-                        conversation_id=fields["c"],
-                        action_id=int(action) if action else None,
-                        from_worker=fields["from"],
-                        to_worker=fields["to"],
-                        at=from_millis(int(float(fields["at"]))),
-                    )
-                )
+                with contextlib.suppress(LookupError, ValueError, OverflowError):  # any worker could have written it
+                    found.append(_parse_takeover(decode_fields(flat)))
         return found
 
     async def _call(self, function: str, conversation_id: str) -> None:
@@ -408,3 +400,14 @@ def _parse_labels(text: str) -> Mapping[str, str]:
     except (ValueError, RecursionError):  # a damaged hash must not fail the whole listing
         return MappingProxyType({})
     return MappingProxyType({str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {})
+
+
+def _parse_takeover(fields: Mapping[str, str]) -> Takeover:
+    action = fields.get("a")
+    return Takeover(
+        conversation_id=fields["c"],
+        action_id=int(action) if action else None,
+        from_worker=fields["from"],
+        to_worker=fields["to"],
+        at=from_millis(int(float(fields["at"]))),
+    )

@@ -186,6 +186,15 @@ async def test_takeovers_hide_workers_and_other_tenants(server: Served) -> None:
         assert (await reader.get("/conversations/none/takeovers")).status_code == 404
 
 
+@pytest.mark.parametrize("forged", [("x", "y"), ("c", "x", "from", "a", "to", "b", "at", "1e300"), ("a", "x")])
+async def test_forged_takeovers_hide_no_others(server: Served, forged: tuple[str, ...]) -> None:
+    cid = await dead(server.client, "acme")
+    await server.client.store.call("XADD", server.client.store.all_shards[0].takeovers, "*", *forged)
+    async with server.as_(await server.token("acme")) as reader:
+        assert len((await reader.get(f"/conversations/{cid}/takeovers")).json()) == 1
+        assert len((await reader.get("/dead-letters")).json()["conversations"]) == 1
+
+
 async def test_conversation_is_shown_as_after_any_event(server: Served) -> None:
     cid = await server.client.submit("x", title="First", tenancy=Tenancy(tenant="acme"))
     first = await server.client.log.load_last_id(cid)
