@@ -35,11 +35,11 @@ async def make_prompt(events: Sequence[Event]) -> dict[str, Any]:
         UsageError: there is none at this point, or the log is too long.
         PromptFailed: the process failed, or took too long.
     """
-    log = "".join(f"{render_event_line(event)}\n" for event in events).encode()
+    log = await asyncio.to_thread(_render, events)
     if len(log) > MAX_LOG_BYTES:
         raise UsageError("The log is too long to make its prompt again.", remedy="Choose an earlier event.")
     pipe = asyncio.subprocess.PIPE
-    arguments = (sys.executable, "-P", "-m", PROGRAM)
+    arguments = (sys.executable, "-X", "utf8", "-P", "-m", PROGRAM)
     process = await asyncio.create_subprocess_exec(
         *arguments, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, env=read_plain_environment()
     )
@@ -47,7 +47,9 @@ async def make_prompt(events: Sequence[Event]) -> dict[str, Any]:
         async with asyncio.timeout(LIMIT_SECONDS):
             out, _ = await process.communicate(log)
     except TimeoutError as error:
-        raise PromptFailed(f"The prompt took more than {LIMIT_SECONDS:.0f} s.") from error
+        raise PromptFailed(
+            f"The prompt took more than {LIMIT_SECONDS:.0f} s.", remedy="Try again later, or choose an earlier event."
+        ) from error
     finally:
         if process.returncode is None:
             process.kill()
@@ -55,7 +57,14 @@ async def make_prompt(events: Sequence[Event]) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(out)
     except ValueError as error:
-        raise PromptFailed(f"The process that makes prompts ended with {process.returncode}.") from error
+        raise PromptFailed(
+            f"The process that makes prompts ended with {process.returncode}.",
+            remedy="Run `deckhands doctor`: the package controller_worker has to be installed here.",
+        ) from error
     if "error" in found:
         raise UsageError(found["error"], remedy=found["remedy"])
     return found
+
+
+def _render(events: Sequence[Event]) -> bytes:
+    return "".join(f"{render_event_line(event)}\n" for event in events).encode()

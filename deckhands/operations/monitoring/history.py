@@ -113,6 +113,7 @@ class History:
                     await self.sample(now)
                 else:
                     self._counted.clear()
+                    self._minute.clear()
                 seconds -= now % HOUR.step_seconds
             except StoreError as error:
                 _log.debug("no sample of the cluster's figures was taken: %s", error)
