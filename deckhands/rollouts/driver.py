@@ -59,6 +59,8 @@ RENEW_SECONDS = 2.0
 SILENT_SECONDS = 2.5
 """While every call of the model fails, the run waits twice this time, then four times, and so on."""
 LONGEST_SILENT_SECONDS, MAX_DOUBLINGS = 60.0, 10
+UNEXPECTED_SECONDS = 600.0
+"""The time until a driver of all runs tries one again that failed unexpectedly, such as for a full disk."""
 ROWS, RESULTS = "prompts.jsonl", "results.jsonl"
 DESIRED = {RUNNING: "running", PAUSED: "paused", ABORTED: "cancelled"}
 """The desired state of the run's evaluation."""
@@ -517,8 +519,8 @@ async def drive_all(
 
     Args:
         find_directory: returns where this machine keeps the results of a run.
-        on_error: called with a run that cannot be driven here, and the reason. It is not tried again; the run gets the
-            event `not_driven`.
+        on_error: called with a run that cannot be driven here, and the reason. The run gets the event `not_driven`. It
+            is tried again later, unless its specification is the reason.
     """
 
     async def drive_one(name: str) -> None:
@@ -532,6 +534,9 @@ async def drive_all(
                 record = RunRecord(client.store, name)
                 await record.load_spec()  # the event would bring an expired run back
                 await record.add_event("not_driven", reason=getattr(error, "code", "unexpected"))
+            if not isinstance(error, UsageError):
+                await asyncio.sleep(UNEXPECTED_SECONDS)
+                driving.pop(name, None)
 
     driving: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as tasks:

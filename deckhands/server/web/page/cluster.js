@@ -123,7 +123,7 @@ export function cluster({ main, signal, refused }) {
   const setLimit = (account, limit) => change(account ? `Limit of ${account}` : "New limit", [...(account ? [] : [{ name: "account", label: "Account, such as tenant:acme", required: true }]),
     { name: "limit", label: "Limit in $; nothing for no limit", value: limit === null ? "" : String(limit) }], async (given) => {
     const usd = given.limit.trim();
-    if (usd && !(Number(usd) >= 0)) throw new Error(`“${usd}” is not an amount. Write it like 25 or 0.50.`);
+    if (usd && !(Number(usd) >= 0 && Number(usd) < Infinity)) throw new Error(`“${usd}” is not an amount. Write it like 25 or 0.50.`);
     await revise(`/budgets/${encodeURIComponent(account || given.account.trim())}`, "", { method: "PUT", body: { limit_usd: usd ? Number(usd) : null, reason: given.reason } });
   }, { action: "Set", says: "Conversations that wait for the account continue if it has room." });
 
