@@ -155,8 +155,14 @@ async def test_a_paused_run_starts_nothing_until_resumed(service: Service) -> No
                 return bool((await run.describe())["is_driven"])
 
             await until(is_driven, what="driver", limit=60)
+            async with await service.start(prompts=1) as other:
+                assert len(await read_all(other)) == 1
             about = await run.describe()
             assert (about["state"], about["groups"]) == ("paused", 0)
+            rows = await service.server.client.recent()
+            labels = {row.labels.get("evaluation") for row in rows}
+            assert other.name in labels
+            assert run.name not in labels
             (paused,) = [one for one in about["events"] if one["kind"] == "paused"]
             assert paused["reason"] == "new weights"
             assert paused["by"].startswith("key ")
