@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from broker.contract import Ownership
-from broker.coordination.waiting_results import settle_results
+from broker.coordination.wakeups import settle_results
 from broker.runtime import CorruptEntry, EventsLost, OwnershipLost, StoreError, StoreRefused, StoreUnavailable
 from broker.store import Store
 

@@ -21,7 +21,7 @@ from broker.contract.events import Parent
 from broker.contract.fencing import Ownership
 from broker.contract.specs import Tenancy
 from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.stored_files import StoredFiles
+from broker.coordination.transfers import StoredFiles
 from broker.limits.ledger import Ledger, list_accounts
 from broker.log.invariants import find_violations
 from broker.runtime.errors import UnknownConversation, UsageError

@@ -22,7 +22,7 @@ from broker.contract.events import (
     ModelSwitched,
     Tenancy,
 )
-from broker.coordination.figures import read_figures
+from broker.coordination.membership import read_figures
 from broker.limits.governor import CallGranted, CallOutcome, CallQueued
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaPool, QuotaTable

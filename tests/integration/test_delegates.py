@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import AgentState
 from broker.contract.delegate_control import DelegatesObservation, ManageDelegatesAction
 from broker.contract.events import (
     AgentSpec,
+    AgentState,
     ConversationCreated,
     DelegateEnded,
     Event,
@@ -38,10 +38,10 @@ from broker.contract.recall import RecallObservation
 from broker.contract.skills import FILE_MARK
 from broker.contract.workspace_events import SurveyAction
 from broker.log.conversations import Conversations
-from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
 from broker.log.lost_tails import record_gap
 from broker.runtime.errors import EventsLost
+from broker.runtime.ids import make_delegate_id
 from controller_worker.core.controller import apply, fold
 from controller_worker.core.effects import NotifyDelegates
 from controller_worker.core.state import State

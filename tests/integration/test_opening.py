@@ -20,7 +20,7 @@ import pytest
 from broker.contract.allowed_hosts import parse_host_rules
 from broker.contract.events import ConversationCreated
 from broker.contract.workspace_sources import GitSource, UploadedSource, parse_git_source
-from broker.coordination.stored_files import PIECE_BYTES, StoredFiles, make_content_name
+from broker.coordination.transfers import PIECE_BYTES, StoredFiles, make_content_name
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.secrets.secrets import Secrets, SecretsLocked

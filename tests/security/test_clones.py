@@ -14,7 +14,7 @@ import pytest
 
 from broker.contract.events import ConversationCreated
 from broker.contract.workspace_sources import GitSource
-from broker.coordination.stored_files import StoredFiles
+from broker.coordination.transfers import StoredFiles
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tool_worker.errors import SourceUnusable, WorkspaceError

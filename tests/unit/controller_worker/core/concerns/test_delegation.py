@@ -6,18 +6,26 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, CondensationAction
-from broker.contract.agent_state import AgentState
 from broker.contract.codec import pack
 from broker.contract.condenser_specs import ConversationWindowCondenserSpec
-from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
+from broker.contract.events import (
+    AgentSpec,
+    AgentState,
+    ConversationCreated,
+    DelegateEnded,
+    Limits,
+    ModelToolCall,
+    Parent,
+    with_id,
+)
 from broker.contract.observations import (
     AgentDelegateObservation,
     ErrorObservation,
     EventsLostObservation,
     SuccessObservation,
 )
-from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
+from broker.runtime.ids import make_delegate_id
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.commit import Commit
 from controller_worker.core.concerns.delegation import REPORTED_BYTES, DelegateOrder, find_side_effects

@@ -3,8 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import DelegateEnded, Event, PartyStopped
+from broker.contract.events import AgentState, DelegateEnded, Event, PartyStopped
 from broker.contract.observations import AgentStateChangedObservation
 from deckhands.client.reasons.stops import Stops
 
