@@ -47,7 +47,7 @@ from controller_worker.loop.delegates import is_over, make_delegate_spec
 from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS, ConversationMemory
 from controller_worker.memory.view import ViewFold
-from controller_worker.model.permits.budget_reservation import sum_own_cost_usd
+from controller_worker.model.permits.call_permit import sum_own_cost_usd
 from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 from tests.scenarios import play
