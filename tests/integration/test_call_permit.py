@@ -30,7 +30,7 @@ from broker.runtime.clock import SystemClock
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.model.models import Models
 from deckhands.client.forking import build_fork
-from deckhands.client.reading.spending import compute_spending
+from deckhands.client.reading.metrics import compute_spending
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 

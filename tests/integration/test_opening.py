@@ -32,7 +32,7 @@ from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.files.file_tree import TreeLimits
 from tool_worker.workspace.files.staging import remove_staging
 from tool_worker.workspace.launch.egress_gate import EgressGate
-from tool_worker.workspace.opening.repository_roots import RepositoryRoots
+from tool_worker.workspace.opening.repositories import RepositoryRoots
 from tool_worker.workspace.opening.workspace_opener import OpenResult, WorkspaceOpener
 
 CID = "conversation"

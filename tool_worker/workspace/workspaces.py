@@ -20,15 +20,13 @@ from pathlib import Path, PurePosixPath
 
 from broker.contract import WorkspaceSpec
 from broker.runtime import check_conversation_id
-from tool_worker.completion import wait_to_completion
-from tool_worker.errors import HostLost, WorkspaceUnavailable
+from tool_worker.errors import HostLost, WorkspaceUnavailable, wait_to_completion
 from tool_worker.sandbox import AUTO, ContainerSettings, ControlGroups, ResourceLimits, Sandbox
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.launch.binding import MOUNT_AT, Binding
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.launch.host_connection import HostConnection
-from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import MOUNT_AT, Binding, HostFolder
 from tool_worker.workspace.launch.host_launch import (
     end_host,
     interrupt_host,

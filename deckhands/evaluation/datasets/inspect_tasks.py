@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime import UsageError
-from deckhands.evaluation.datasets.defaults import DatasetDefaults
 from deckhands.evaluation.datasets.file_trees import MemoryFiles, TreeFile
 from deckhands.evaluation.datasets.human_eval import make_command_script
-from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance, Judge, ScorerFailed
+from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, DatasetDefaults, Instance, Judge, ScorerFailed
 from deckhands.evaluation.datasets.repositories import is_safe
 from deckhands.evaluation.rewards import Rewards
 

@@ -4,6 +4,12 @@
 
 Holds: a checkpoint is kept while its conversation is in the store or in the archive, and while a fork of it is in the
 store, unless the key of the fork was deleted. If the archive or the store does not answer, everything is kept.
+
+The `operations` job: removes old entries from the record of operations.
+
+Holds: an entry is removed only when it is older than DECKHANDS_OPERATIONS_DAYS. Entries that cannot be read are removed
+with the entries after them.
+Does not: change an entry.
 """
 
 from __future__ import annotations
@@ -11,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from datetime import timedelta
 from typing import Any
 
 from broker.contract import ConversationCreated
 from broker.log import ConversationQuery, Selection, find_reader, parse_entry
-from broker.runtime import CorruptEntry, DataForgotten, DeckhandsError, StoreTooNew
+from broker.runtime import CorruptEntry, DataForgotten, DeckhandsError, StoreTooNew, to_millis
 from broker.store import Store
 from deckhands.operations.jobs.job import JobServices
 
@@ -87,3 +94,19 @@ async def _run_removal(what: dict[str, Any]) -> dict[str, Any]:
         raise CheckpointsNotRemoved(f"The checkpoints cannot be removed: {last}")
     answer: dict[str, Any] = json.loads(said)
     return answer
+
+
+async def trim_operations(services: JobServices) -> dict[str, int]:
+    """Remove entries that are too old. Returns how many were removed. Idempotent."""
+    store = services.store
+    days = services.settings.operations_days
+    removed = 0
+    if days:
+        names = store.all_shards[0]
+        before = to_millis(store.clock.now() - timedelta(days=days))
+        while True:
+            _, found = await store.call_function("deck_trim_operations", (names.operations, names.root), before)
+            removed += found
+            if not found:
+                break
+    return {"removed": removed}

@@ -29,10 +29,9 @@ from broker.runtime import StoreError, StoreRefused
 from broker.store import Connection, Store, load_all_server_facts, parse_number, read_tolerantly, to_pairs
 from broker.tools import ToolOffers
 from deckhands.operations.monitoring import families
-from deckhands.operations.monitoring.census import Census
+from deckhands.operations.monitoring.census import Census, WorkerMetrics, read_workers
 from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
 from deckhands.operations.monitoring.queues import CeleryWaits, read_depths
-from deckhands.operations.monitoring.workers import WorkerMetrics, read_workers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FRESH_SECONDS = 1.0

@@ -21,8 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from tool_worker.completion import wait_to_completion
-from tool_worker.errors import HostLost, WorkspaceUnavailable
+from tool_worker.errors import HostLost, WorkspaceUnavailable, wait_to_completion
 from tool_worker.host.configuration import (
     ALIVE_FD,
     FILTER_FD,
