@@ -18,9 +18,9 @@
         ├── SandboxTooWeak       weaker than this node demands
         └── SandboxUnsafe        the self-test escaped from it
 
-Holds: if one of these is raised before an action starts, the action has no effect.
+`wait_to_completion` awaits work to its end even if the awaiting task is cancelled.
 
-Awaits work to its end even if the awaiting task is cancelled.
+Holds: if one of these is raised before an action starts, the action has no effect.
 """
 
 from __future__ import annotations

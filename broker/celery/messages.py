@@ -3,13 +3,11 @@
 Celery and kombu trust the broker. A list instead of a message, a header of another type or an entry that is not JSON
 raises in the worker's main thread and ends the worker; the message is delivered again, and ends the next one.
 
+A worker reads the login of its broker and its result backend from a file, again at each connection.
+
 Holds: no message ends a worker, and none stays unacknowledged for ever; an unusable one is acknowledged. Content is
 JSON, uncompressed, of bounded size and depth.
-Does not: keep dropped messages.
-
-Reads the login for Celery's broker and its result backend from a file, again at each connection.
-
-Does not: follow a change of host or port in the file; restart the worker for that.
+Does not: keep dropped messages; follow a change of host or port in the file; restart the worker for that.
 """
 
 from __future__ import annotations

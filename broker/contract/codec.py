@@ -10,8 +10,6 @@ Holds: every later version decodes the output of `encode`. A flipped bit is dete
 `CorruptEntry`, `StoreTooNew` or `UnknownKind` and cost at most 16 MiB. Lone surrogates are replaced once, here, at the
 edge.
 Does not: support pickle, msgpack extension types or a fallback decoder.
-
-The version of the events' schema, which a process reads without loading the events.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """The events of the log. Each kind is a frozen Pydantic model with a stable `kind`.
 
+The states of an agent have the names and values of OpenHands (section 1.1).
+
 Holds: an event never changes once appended. Its wire form (`Event.wire`) is plain JSON, identical in the log, in an
 export and on a stream. A kind is never reused with another meaning.
 Does not: store prompts. A model's reply is stored once, as `ModelReply`; the actions that it requested refer to it by
 event id. Names, fields and defaults follow OpenHands V0 (section 3); the kinds `conversation.*` and `model.*` are ours.
-
-The states of an agent, and which of them need no worker (OpenHands section 1.1: same names, same values).
-
-Does not: define the allowed transitions; see `controller_worker.core.controller`.
+It does not define the allowed transitions of states; see `controller_worker.core.controller`.
 """
 
 from __future__ import annotations

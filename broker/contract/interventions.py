@@ -1,10 +1,9 @@
-"""A user's interventions in a running conversation: configuration changes, and commands beside the agent.
+"""A user's interventions in a running conversation: configuration changes, labels, and commands beside the agent.
 
-Holds: no step waits for such a command and no model sees it; the log has it and its one observation.
+Producers attach labels to conversations to find them again.
 
-Labels that producers attach to conversations to find them again.
-
-Holds: names and values are short, plain ASCII, and safe in a command line, a file name and a key.
+Holds: no step waits for such a command and no model sees it; the log has it and its one observation. Names and values
+of labels are short, plain ASCII, and safe in a command line, a file name and a key.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Tools as shared by both sides of the queue: the prompt side offers a tool, the executing side runs it.
 
+The built-in tools have the names and parameters of OpenHands (9.1); the texts are ours.
+
 Holds: a tool's name, JSON Schema and outcome policy are the same in the prompt and in the worker. A tool that is not
 part of an agent reaches a conversation as data (`ToolOffer`), so a controller never imports its code. The offer's
 fingerprint shows later whether the worker's tool is still the one that was offered.
-
-The tools of the built-in agents, as the model sees them (OpenHands 9.1: names, parameters; the texts are ours).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Delivers actions to tool workers: the action streams of their pools and of their node.
 
+The stream of a node also carries orders about a workspace that are not events: they change nothing that the log
+records.
+
 Holds: an action is claimed before its side effect. An action claimed by a worker that died is delivered again as
 `ActionReclaimed`, so that its new worker asks the journal before it runs anything. One observation settles an action.
-Keys: `deck:{k}:act:<route>`, `deck:{k}:act:interactive:<route>` (group `tools`).
-
-Orders about a conversation's workspace that are not events: they change nothing that the log records.
-
-Keys: `deck:{k}:act:node:<id>`, the action stream of the workspace's node.
+Keys: `deck:{k}:act:<route>`, `deck:{k}:act:interactive:<route>` (group `tools`), `deck:{k}:act:node:<id>`, the action
+stream of the workspace's node.
 """
 
 from __future__ import annotations

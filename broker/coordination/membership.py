@@ -1,24 +1,22 @@
 """Membership: one heartbeat per worker and shard, which carries progress, and the sweep that each worker does for all.
 
+The metrics of a worker travel with its heartbeat. Every few beats, a worker repeats its facts in the store; one field
+of them is a text with these figures. So one reader of the store has the figures of all workers, and no worker needs a
+port.
+
 Holds: any worker declares another one dead whose heartbeat has expired. Its conversations go back to the ready stream,
 and its deliveries to their streams. A worker that was declared dead in one shard learns it from its next beat, hands
 back what it has in the others, and starts over. A beat is one round trip, on a cluster one to each node; a node that
 does not answer delays no beat elsewhere. A worker to which the store answers slowly announces a longer time to live. A
 worker that was stopped itself does not, because its later death would be detected later. The beats keep the store's
 time by the workers' monotonic clocks, and return it to the workers: see clock.lua and `SharedClock`. Every few beats
-repeat the worker's facts, because others rely on them; a foreign write to them lasts only until then.
-Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
-
-The metrics of a worker. They travel with its heartbeat to the readers of metrics.
-
-Every few beats, a worker repeats its facts in the store; one field of them is a text with these figures. So one reader
-of the store has the figures of all workers, and no worker needs a port.
-
-Holds: a figure has at most `MAX_LABELS` labels; further ones count under `OTHER`. Labels are short and plain, because
-providers choose the names of models. Figures are validated when read, because any process with the rights of a worker
-could have written them; invalid ones are left out.
+repeat the worker's facts, because others rely on them; a foreign write to them lasts only until then. A figure has at
+most `MAX_LABELS` labels; further ones count under `OTHER`. Labels are short and plain, because providers choose the
+names of models. Figures are validated when read, because any process with the rights of a worker could have written
+them; invalid ones are left out.
 Does not: store history. A counter starts at 0 with its worker. If the worker is killed, its last seconds are lost.
-Keys: the field `figures` of `deck:{k}:worker:<w>:about` of the first shard.
+Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`, the field `figures` of
+`deck:{k}:worker:<w>:about` of the first shard.
 """
 
 from __future__ import annotations

@@ -4,30 +4,24 @@ The request is stored in a key; an order in the node's action stream names it; t
 files travel as a tar file, compressed with zstd, in a stored file. A long transfer has parts, each with its own
 request. Meanwhile the node keeps the received or packed data beside the workspace.
 
+The bytes are encrypted for one receiver, so that the store cannot read them. Each receiver makes a key pair for one
+message and publishes its public half. The sender makes another pair, and both derive a key by X25519. The key encrypts
+one message by AES-256-GCM.
+
+A stored file, also one that waits for its workspace, is stored in pieces.
+
 Holds: running a request twice has the same result as once. A request that was not started in time is never run. An
 answer that is not fetched expires after ten minutes. The store holds one part of a file at a time. An upload appears in
 the workspace only when all of it has arrived. File contents are readable neither in the store nor in its append-only
-file: each side publishes a public key in the request, and the other side encrypts the files for it.
-Does not: record transfers in the log.
-Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream.
-
-Encrypts bytes for one receiver, so that they pass through the store without being readable there.
-
-Each receiver makes a key pair for one message and publishes its public half. The sender makes another pair, and both
-derive a key by X25519. The key encrypts one message by AES-256-GCM.
-
-Does not: authenticate the sender, or prove that a public key is the receiver's. A process that may write to the store
-could replace it.
-
-Files in transit between users and workspaces, stored in pieces.
-
-Holds: a file exists whole or not at all. The content of a kept file is checked against its name. Pieces are small
-enough not to delay other conversations. A file in transit expires after its time to live. The initial files of a
-conversation are encrypted with the key of the secrets, which workers and clients have and the store has not. A transfer
-encrypts its files itself.
-Keys: `deck:{k}:c:<id>:parcel:<name>`, a hash of pieces. The name is the content's SHA-256, or a token's. The field
-`size` is the size of the content; `sealed` names the key. A file without `sealed` was stored unencrypted by an older
-version.
+file: each side publishes a public key in the request, and the other side encrypts the files for it. A file exists whole
+or not at all. The content of a kept file is checked against its name. Pieces are small enough not to delay other
+conversations. A file in transit expires after its time to live. The initial files of a conversation are encrypted with
+the key of the secrets, which workers and clients have and the store has not. A transfer encrypts its files itself.
+Does not: record transfers in the log; authenticate the sender, or prove that a public key is the receiver's. A process
+that may write to the store could replace it.
+Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream, `deck:{k}:c:<id>:parcel:<name>`, a
+hash of pieces. The name is the content's SHA-256, or a token's. The field `size` is the size of the content; `sealed`
+names the key. A file without `sealed` was stored unencrypted by an older version.
 """
 
 from __future__ import annotations

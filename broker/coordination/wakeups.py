@@ -1,15 +1,15 @@
 """Wake-ups for controller workers about new events: the ready stream of a shard and the mailbox of a worker.
 
+If the store user of the tool workers may not add to logs, they leave their results beside a log; `settle_results`
+appends them (see results.lua).
+
 Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events. The wake-up
 for an observation carries it, which saves the owner a round trip. The owner folds it only if it follows its last event.
-Keys: `deck:{k}:ready`, `deck:{k}:ready:interactive` (group `controllers`), `deck:{k}:worker:<w>:mail`.
-
-Settles the results that tool workers leave beside a log if their store user may not add to logs; see results.lua.
-
-Holds: nothing is appended that a controller has not read. A tool worker that was taken over has the capabilities of the
+Nothing is appended that a controller has not read. A tool worker that was taken over has the capabilities of the
 actions that it claimed: with one of them it can answer that action, or say once when it ended if its controller has
 stopped it, and add no other event. Of that news, only the seconds are the worker's.
-Keys: `deck:{k}:c:<id>:results`, `deck:{k}:c:<id>:grants`, the field `reported_gap` of `deck:{k}:c:<id>:meta`.
+Keys: `deck:{k}:ready`, `deck:{k}:ready:interactive` (group `controllers`), `deck:{k}:worker:<w>:mail`,
+`deck:{k}:c:<id>:results`, `deck:{k}:c:<id>:grants`, the field `reported_gap` of `deck:{k}:c:<id>:meta`.
 """
 
 from __future__ import annotations

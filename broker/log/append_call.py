@@ -1,13 +1,13 @@
 """One call of the function `append` as values: the writer, the events, the side effects, and the outcome.
 
+An append that creates a conversation passes admission control: whether it may start now, as its tenant and the memory
+permit.
+
 Holds: the names of the arguments are defined here and at the head of `append` in `append.lua`, and nowhere else.
-Does not: have an outcome for a lost reply. `event_log` repeats the call until it has one.
-
-Admission control: decides whether a conversation may start now, as the tenant and the memory permit.
-
-Holds: `append` decides, in the same step that creates the conversation. An earlier check only avoids storing data for a
+`append` decides, in the same step that creates the conversation. An earlier check only avoids storing data for a
 conversation that would be refused. A conversation that has started is never refused. A tenant's bound counts all
 shards; conversations that start at the same time in different shards may exceed it by as many.
+Does not: have an outcome for a lost reply. `event_log` repeats the call until it has one.
 Keys: `deck:{k}:open:<tenant>`, `deck:{k}:paces`, see admission.lua.
 """
 

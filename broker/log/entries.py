@@ -1,8 +1,8 @@
 """Reads entries of a log: an id, and one field with the bytes of the event.
 
-Holds: an error about a missing or unreadable entry names the event that was expected.
+The text form of a log has one event per line; `deckhands export` writes it and a replay reads it.
 
-A log as text with one event per line, as `deckhands export` writes it and a replay reads it.
+Holds: an error about a missing or unreadable entry names the event that was expected.
 """
 
 from __future__ import annotations

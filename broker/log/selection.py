@@ -1,12 +1,11 @@
 """Selects conversations by tenant, label and state, in pages: any number, with bounded work per page.
 
+`WaitReason` is why a conversation waits, in one word, as its controller writes it into the index.
+
 Holds: newest first, by creation time and id. Conversations that are created or deleted meanwhile make no page skip or
-repeat another one. Labels and tenants have their own indexes, so conversations without them are not read.
+repeat another one. Labels and tenants have their own indexes, so conversations without them are not read. Controllers
+write no other reason. Listings, metrics and explanations of waits use these values.
 Keys: reads `deck:{k}:index`, `deck:{k}:label:<name>=<value>` and `deck:{k}:label:=<tenant>`.
-
-Why a conversation waits, in one word, as its controller writes it into the index.
-
-Holds: controllers write no other reason. Listings, metrics and explanations of waits use these values.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Decides which addresses may be connected to: those of the public internet, and networks that the operator adds.
 
+`read_tls` reads the TLS options in a Redis URL: of the store, of Celery's broker and of its result backend.
+
 Holds: an address embedded in another one (IPv4 in IPv6, 6to4, NAT64, SIIT, ISATAP or Teredo) is checked too. Of IPv6,
 only the range allocated for the internet (2000::/3) and NAT64's own prefix are public. The addresses at which clouds
-serve credentials to machines are never allowed, whatever the operator adds.
-
-The TLS options in a Redis URL: of the store, of Celery's broker and of its result backend.
-
-Holds: the server's certificate is verified unless the URL has `ssl_cert_reqs=none`. An invalid option raises an error
-before any connection.
+serve credentials to machines are never allowed, whatever the operator adds. The server's certificate is verified unless
+the URL has `ssl_cert_reqs=none`. An invalid option raises an error before any connection.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """A child process that ends with its parent.
 
+`harden_process` protects a worker from other programs of the same user. Without a sandbox, agents' commands run under
+the worker's own user id; with one, they would after an escape. The kernel then still checks access to a process.
+
 Holds: the kernel sends the child a signal when its parent dies, however it died (see `parent_death`). The child leads
-its own session, so Ctrl-C at a terminal reaches only the parent, which decides about its children.
-Does not: reach the child's own children. Linux only (PR_SET_PDEATHSIG, pidfd).
-
-Protects a worker from other programs of the same user.
-
-Without a sandbox, agents' commands run under the worker's own user id; with one, they would after an escape. The kernel
-then still checks access to a process.
-
-Holds: after `harden_process`, a program without CAP_SYS_PTRACE can neither read the environment (which has the store's
-password), the memory or the open files of this process, nor trace it. It leaves no core dump.
-Does not: prevent such a program from killing this process; protect a worker that runs as root; protect child processes,
-which are accessible again after exec; protect the program that started the worker.
+its own session, so Ctrl-C at a terminal reaches only the parent, which decides about its children. After
+`harden_process`, a program without CAP_SYS_PTRACE can neither read the environment (which has the store's password),
+the memory or the open files of this process, nor trace it. It leaves no core dump.
+Does not: reach the child's own children. Linux only (PR_SET_PDEATHSIG, pidfd). It does not prevent such a program from
+killing this process; protect a worker that runs as root; protect child processes, which are accessible again after
+exec; protect the program that started the worker.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Wall and monotonic clocks. The only caller of `time` in our packages, except for workspace hosts.
 
+At a tick, a process does all its periodic work together, so that an idle process wakes up rarely. Commands that several
+loops send in one turn of the event loop travel to the store together.
+
 Holds: wall times are aware UTC; durations are float seconds from a monotonic clock.
 Does not: decide who owns a conversation. Safety depends on fencing tokens, never on a clock.
-
-Ticks: the moments at which the periodic work of a process is done together, so that an idle process wakes up rarely.
-
-Commands that several loops send in one turn of the event loop travel to the store together.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Makes ids. The only place that draws random numbers for them.
 
+The id of a delegate is derived from the parent's id and the action that starts the delegate.
+
 Holds: conversation ids are unguessable, URL-safe and sort by creation time. A worker id names one worker session, so a
 process that was swept and comes back is a new worker.
-
-Numbers with their nouns, for texts.
-
-The ids of delegates, derived from the parent's id and the action that starts the delegate.
 """
 
 from __future__ import annotations

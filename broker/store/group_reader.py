@@ -1,12 +1,9 @@
-"""Reads streams as one consumer of a group.
+"""Reads from the store that bear surprises: streams as one consumer of a group, and values of any type.
 
 Holds: an entry delivered to this consumer reaches its caller even if the reply was lost. After a lost reply or an
 outage, the consumer first reads its pending entries again. An entry may therefore arrive twice, and the caller must
-claim before it acts.
-
-Tolerant reads from the store: unusable values count as missing.
-
-Holds: a key of the wrong type affects no other reply. Calls are not retried while the store is away.
+claim before it acts. In a tolerant read, unusable values count as missing: a key of the wrong type affects no other
+reply. Its calls are not retried while the store is away.
 """
 
 from __future__ import annotations

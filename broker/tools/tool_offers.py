@@ -1,19 +1,15 @@
 """The tools that the tool workers of a store offer: published as data, chosen when a conversation is created.
 
+If a tool worker cannot offer a tool, it publishes the reason, and a user who requests the tool sees it.
+
 Holds: a conversation keeps the offers from its creation, in its first event; later changes affect new conversations
-only. An offer that is overwritten in the store is restored by its live worker within a few heartbeats.
+only. An offer that is overwritten in the store is restored by its live worker within a few heartbeats. A reason is one
+line of bounded length without control characters, sanitised on writing and again on reading. Reports of workers that
+have ended are neither shown nor kept.
 Does not: withdraw the offers of a worker that has ended. A call then waits for another worker of the pool, as every
-action does; a worker without the tool reports that.
-Keys: `deck:tools`.
-
-Tools that tool workers cannot offer.
-
-The reasons are published, so that a user who requests such a tool sees them.
-
-Holds: a reason is one line of bounded length without control characters, sanitised on writing and again on reading.
-Reports of workers that have ended are neither shown nor kept.
-Does not: mask secrets; the tool worker does, because it knows them.
-Keys: `deck:tools:failed`.
+action does; a worker without the tool reports that. It does not mask secrets; the tool worker does, because it knows
+them.
+Keys: `deck:tools`, `deck:tools:failed`.
 """
 
 from __future__ import annotations

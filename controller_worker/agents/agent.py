@@ -1,8 +1,6 @@
-"""The protocol of agents.
+"""The protocol of agents, and their prompts: templates beside the agents, filled in.
 
 Holds: an agent is a value made from an `AgentSpec`. It keeps nothing between steps, so any worker can take the next.
-
-The agents' prompts: templates beside the agents, filled in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read-only agents: ReadOnlyAgent reads and answers, LocAgent locates the code of a task (OpenHands 9.2, 9.3).
 
-Holds: they get no other tools, whatever the conversation offers, because other tools might change something.
-
 PlanningAgent: reads, asks, and proposes a plan for another agent; changes nothing itself.
+
+Holds: they get no other tools, whatever the conversation offers, because other tools might change something.
 """
 
 from __future__ import annotations

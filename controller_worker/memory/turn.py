@@ -1,12 +1,11 @@
 """A turn: a reply of the model, its actions, and their results.
 
+The text of an observation has the prefixes, suffixes and notes of OpenHands (7.2).
+
 Holds: a call is shown if both its action and its result are there. A call without an action is answered by an
 observation without a cause. If a user edited an action before it ran, the result names the edited action, because the
-call shows the model's version.
-
-Observations as text for the model (OpenHands 7.2: prefixes, suffixes, notes).
-
-Holds: a function of the event. Texts over the limit lose their middle, except for files, recalls and images.
+call shows the model's version. A function of the event. Texts over the limit lose their middle, except for files,
+recalls and images.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The prompt of a conversation, built from its log at its start or on first use, and then updated incrementally.
 
+In a rollout, `TokenHistory` keeps the tokens recorded for the current segment, for the next call.
+
 Holds: if `take_in` got every event since, a prompt costs only the new events and no read of the log. After a
-condensation it costs one rebuild from the rest of the View.
-
-The tokens recorded for the current segment of a rollout, for the next call.
-
-Holds: only replies of the log count, so every worker continues from the same tokens.
+condensation it costs one rebuild from the rest of the View. Only replies of the log count, so every worker continues
+from the same tokens.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Estimates the size and cost of a call before it is made, for quotas and budgets.
 
-Holds: a maximum cost is never below the later cost of the same number of tokens.
-Does not: count exactly; the real usage is known after the call.
+After the call, the provider's report counts, unless it is implausible. Budgets and quotas count the reported usage. A
+report of nothing, zero, negative or billions of tokens would make them useless. Our own estimate replaces such a value.
 
-The usage of a call: as the provider reports it, unless the report is implausible.
-
-Budgets and quotas count the reported usage. A report of nothing, zero, negative or billions of tokens would make them
-useless. Our own estimate replaces such a value.
-
-Holds: a plausible figure stays as reported. A prompt in the provider's cache is cheap, not short.
-Does not: notice an error of less than a factor of ten, which only the provider's tokenizer could detect.
+Holds: a maximum cost is never below the later cost of the same number of tokens. A plausible figure stays as reported.
+A prompt in the provider's cache is cheap, not short.
+Does not: count exactly; the real usage is known after the call; notice an error of less than a factor of ten, which
+only the provider's tokenizer could detect.
 """
 
 from __future__ import annotations

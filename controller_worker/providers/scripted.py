@@ -1,23 +1,15 @@
-"""A model that follows a script: `scripted/FILE`. The format is described in docs/scripted-models.md.
+"""Models without a provider.
+
+`scripted/FILE` follows a script; docs/scripted-models.md describes the format. `replay/FILE` replays a recording that
+`deckhands export` wrote. `silent` makes no call and costs nothing, for agents that decide without a model; for an agent
+whose loop is a program in the sandbox, it returns the program's message and reported cost.
 
 Holds: the request's iteration alone selects a turn, so a step repeated after a crash gets the same reply with the same
-ids.
+ids. A file named by a conversation lies below the operator's directory, even through links. Only regular files are
+read, up to a size limit. Step N gets the N-th recorded reply, whatever the prompt is. Replies cost nothing.
 Does not: read the messages, or use the network. The number of failures of a turn is kept in this process only: after a
-crash, a turn with `times: 1` fails once more.
-
-A model that makes no call and costs nothing, for agents that decide without a model.
-
-For an agent whose loop is a program in the sandbox, it returns the program's message and reported cost.
-
-Reads files that replace models: scripts and recordings.
-
-Holds: a file named by a conversation lies below the operator's directory, even through links. Only regular files are
-read, up to a size limit.
-
-A model that replays a recording: `replay/FILE`, where FILE was written by `deckhands export`.
-
-Holds: step N gets the N-th recorded reply, whatever the prompt is. Replies cost nothing.
-Does not: look at the prompt, or make up replies after the end of the recording.
+crash, a turn with `times: 1` fails once more. It does not look at the prompt, or make up replies after the end of the
+recording.
 """
 
 from __future__ import annotations

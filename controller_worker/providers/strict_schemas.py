@@ -4,14 +4,13 @@ A strict tool or output supports only a part of JSON Schema: objects with all pr
 choices, texts and numbers. OpenAI requires every property, so an optional property becomes nullable. Anthropic accepts
 optional properties.
 
+`Strictness` decides whether a client's calls use strict schemas, and falls back if the provider refuses them.
+
 Holds: a schema that has no strict form stays unchanged, and its tool is not strict. `remove_forced_nulls` converts the
-added nulls back, for every model.
+added nulls back, for every model. A request refused as invalid is sent once more without strict schemas. If that
+succeeds, all later requests of the client are not strict. A batched call is never strict, because its refusal comes
+hours later.
 Does not: convert bounds, patterns and formats, because providers handle them differently.
-
-Decides whether a client's calls use strict schemas, and falls back if the provider refuses them.
-
-Holds: a request refused as invalid is sent once more without strict schemas. If that succeeds, all later requests of
-the client are not strict. A batched call is never strict, because its refusal comes hours later.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The risk of every runnable action, and whether a user must confirm it first.
 
+Installed packages add confirmation policies and risk analyzers, by entry point.
+
 Holds: pure. A failing analyzer counts as HIGH, and a failing policy asks. Every runnable action is assessed while a
-policy requires it.
+policy requires it. A package cannot replace a built-in policy or analyzer. Its code is loaded only when a conversation
+names it. If it raises, no action runs unconfirmed.
 Differs: the original asks for only five types of actions, and ran three of those before they were confirmed.
-
-Confirmation policies and risk analyzers of installed packages, by entry point.
-
-Holds: a package cannot replace a built-in policy or analyzer. Its code is loaded only when a conversation names it. If
-it raises, no action runs unconfirmed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Start a conversation: check its agent, workspace and tools, then create it with one append.
 
-Holds: a conversation that cannot run here is refused before anything is stored, except its secrets and its file.
+The agent of a held conversation reads messages, and takes no step until the conversation is resumed.
 
-Held conversations: their agent reads messages, and takes no step until the conversation is resumed.
-
-Holds: a hold is an event of the log, so every reader sees it, and a killed process loses none.
+Holds: a conversation that cannot run here is refused before anything is stored, except its secrets and its file. A hold
+is an event of the log, so every reader sees it, and a killed process loses none.
 """
 
 from __future__ import annotations

@@ -8,11 +8,10 @@
     metrics.token       the token that `deckhands metrics` created
     errors.log          tracebacks of unexpected errors
 
+An example project is a small program with a failing test, and a model script that fixes it. The projects are in the
+folder `examples/`, which is also part of the installed package; a user gets a copy.
+
 Holds: only its user can access it. A directory has one supervisor at a time, known by its pid.
-
-The example projects of Deckhands: each is a small program with a failing test, and a model script that fixes it.
-
-They are in the folder `examples/` of the repository, which is also part of the installed package.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ An installed module is named as `package.module@function`.
     def brevity(attempt):
         return {"metrics": {"lines": attempt.patch.count("\n")}}
 
+`is_same` compares an answer with the expected one: as normalized text, as a number, or as a list.
+
 Holds: a scorer runs in the evaluating process, not on a worker, and sees no hidden file. An error of a scorer is no
 result of the agent.
 Does not: isolate the scorer. It must not run or import files of an attempt.
-
-Compare an answer with the expected one: as normalized text, as a number, or as a list.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """Score an attempt: apply the agent's changes in a fresh workspace, with the hidden files laid over them.
 
+If the set-up of an attempt failed, the log of its conversation shows it.
+
 Holds: files that an agent leaves behind cannot decide its own score. A check runs in another workspace, which has the
 instance's files, the agent's changes that count, and the hidden files, laid over last. Files that change how programs
 start or how tests are found do not count: they are left out and named in the evidence. `check_programs` defines how
-tests run.
+tests run. Only the command with which the environment ran the script before the agent's first step counts, and its
+result. An agent cannot write either.
 Does not: judge whether the work is honest; code that recognises the hidden tests by their behaviour can pass them. A
-check that is a command decides by its exit code, so code under test that ends its process with 0 can pass it.
-
-Whether the set-up of an attempt failed, according to the log of its conversation.
-
-Holds: only the command with which the environment ran the script before the agent's first step counts, and its result.
-An agent cannot write either.
-Does not: find a set-up that fails only in the check; `Evaluation` runs that one without the agent's work.
+check that is a command decides by its exit code, so code under test that ends its process with 0 can pass it. It does
+not find a set-up that fails only in the check; `Evaluation` runs that one without the agent's work.
 """
 
 from __future__ import annotations

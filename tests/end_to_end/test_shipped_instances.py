@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deckhands.evaluation.datasets.file_trees import read_tree
-from deckhands.evaluation.datasets.human_eval import read_shipped_instance
+from deckhands.evaluation.datasets.shipped import read_shipped_instance
 from tests.dataset_parts import checked
 from tests.source_code import ROOT
 

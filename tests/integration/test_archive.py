@@ -33,7 +33,7 @@ from deckhands.client.client import Client
 from deckhands.client.deleting import QUESTION_LABELS, delete_left_questions
 from deckhands.client.errors import IsArchived, IsBeingDeleted
 from deckhands.client.reading.metrics import compute_spending
-from deckhands.operations.jobs.orphans import remove_orphans, sweep_store
+from deckhands.operations.jobs.cleanup import remove_orphans, sweep_store
 from deckhands.operations.jobs.retiring import _RetirementRun
 from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, services
 from tests.faults.harness import FaultCluster, steps

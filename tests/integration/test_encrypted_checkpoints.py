@@ -16,7 +16,7 @@ from broker.runtime.clock import SystemClock
 from broker.runtime.settings import BrokerSettings
 from broker.store.encryption import MasterKeys
 from broker.store.store import Store, open_store
-from deckhands.operations.jobs.checkpoints import remove_checkpoints
+from deckhands.operations.jobs.cleanup import remove_checkpoints
 from deckhands.operations.jobs.job import JobServices
 from tests.stores import RealServer, emptied
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable

@@ -10,7 +10,7 @@ import pytest
 from broker.runtime.clock import to_millis
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store, open_store
-from deckhands.operations.jobs.checkpoints import trim_operations
+from deckhands.operations.jobs.cleanup import trim_operations
 from deckhands.operations.jobs.job import JobServices
 from deckhands.server.auth.operations import Operations
 from tests.stores import RealServer, emptied

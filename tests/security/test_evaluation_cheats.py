@@ -18,8 +18,9 @@ from _pytest.mark import ParameterSet
 
 from deckhands.evaluation.datasets.dataset import read_dataset
 from deckhands.evaluation.datasets.file_trees import COMMAND, TreeFile, build_test_check, read_tree, to_tree
-from deckhands.evaluation.datasets.human_eval import DIRECTORY, human_eval_instance, read_shipped_instance
+from deckhands.evaluation.datasets.human_eval import human_eval_instance
 from deckhands.evaluation.datasets.instances import Instance
+from deckhands.evaluation.datasets.shipped import DIRECTORY, read_shipped_instance
 from deckhands.evaluation.scoring import compute_work
 from tests.dataset_parts import HUMAN_EVAL, checked, harbor_task, mirror_in, swe_rows, write_rows
 

@@ -2,17 +2,15 @@
 
 Each session uses a terminal, of which the kernel has a limited number for the whole machine, and about 12 MB.
 
+It measures resources of a workspace's programs that no file shows: deleted files, terminals, inotify instances.
+
 Holds: a session with an action in progress is never ended to make room. A session that uses far more of the scarce
 resource than others ends first, even with background jobs. Of the others, idle sessions end before those with
-background jobs.
-Does not: guarantee room: busy sessions are never ended, and other programs use terminals and memory, too.
-
-Measures resources of a workspace's programs that no file shows: deleted files, terminals, inotify instances.
-
-Holds: each deleted file and each terminal counts once, however many programs have it open. The measurement reads /proc
-from outside, where programs cannot hide.
-Does not: see descriptors in transit between two programs, mappings of deleted files unless we are root, or processes
-in another pid namespace's /proc, such as those of containers.
+background jobs. Each deleted file and each terminal counts once, however many programs have it open. The measurement
+reads /proc from outside, where programs cannot hide.
+Does not: guarantee room: busy sessions are never ended, and other programs use terminals and memory, too; see
+descriptors in transit between two programs, mappings of deleted files unless we are root, or processes in another pid
+namespace's /proc, such as those of containers.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """The limits of a conversation, and how they grow when a user continues it (OpenHands 4.3, 4.4).
 
+The latest call of each kind is used to estimate the next one. A kind is a model and a service: the cost of a
+condenser's summary does not predict the cost of a step, and one model does not predict another.
+
 Holds: pure. A refused step consumes nothing. A limit grows only after it was reached, the work ended in an error
-because of it, and a user continues.
+because of it, and a user continues. A function of the log. An implausible count moves an estimate by no more than the
+bounds below.
 Differs: the budget is checked before a step counts, because the original counts a step that it then refuses. Tokens and
 time are limits too.
-
-The latest call of each kind, used to estimate the next one.
-
-A kind is a model and a service: the cost of a condenser's summary does not predict the cost of a step, and one model
-does not predict another.
-
-Holds: a function of the log. An implausible count moves an estimate by no more than the bounds below.
 """
 
 from __future__ import annotations

@@ -4,21 +4,18 @@ A call waits for a time after a failure, or for a quota, a budget or a batch. Th
 the governor, the ledger or the provider ends it. So the core keeps returning the call, and the loop
 (`model.permits.call_permit`) asks for its permit at each wake-up.
 
+The effects of a failed call are the same with and without a watching client. A user sees the error's own `last_error`
+(`controller_worker.providers.errors`): OpenHands' status value if there is one, else `<class>: <text>`.
+
 Holds: a wait for a quota shows as `rate_limited`, which OpenHands has. A wait for a budget or a batch shows as the wait
 reason of a running conversation, because OpenHands has no state for it. No wait is longer than the conversation's own
-time. After `MAX_OVERFLOWS` consecutive prompts that did not fit the model, the conversation ends in an error.
+time. After `MAX_OVERFLOWS` consecutive prompts that did not fit the model, the conversation ends in an error. A failure
+is retried at the time in its event, whatever its code; without a time, the work ends in an error.
+Differs: a condensation counts as no iteration, because it does nothing for the task. The original wraps some errors (an
+unreachable provider) in a RuntimeError before it classifies them, and ends a lasting rate limit in a separate state.
+Here each error has its own code, and a lasting rate limit becomes an error with or without listeners, because an
+unwatched conversation must end too.
 Does not: choose the time of the next attempt; the call's event has it (`providers.retry`).
-Differs: a condensation counts as no iteration, because it does nothing for the task.
-
-The effects of a failed model call, with or without a watching client (OpenHands 1.11).
-
-A user sees the error's own `last_error` (`controller_worker.providers.errors`): OpenHands' status value if there is
-one, else `<class>: <text>`.
-
-Holds: a failure is retried at the time in its event, whatever its code; without a time, the work ends in an error.
-Differs: the original wraps some errors (an unreachable provider) in a RuntimeError before it classifies them, and ends
-a lasting rate limit in a separate state. Here each error has its own code, and a lasting rate limit becomes an error
-with or without listeners, because an unwatched conversation must end too.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """The Messages endpoint that the CLI of the Claude Agent SDK uses as its provider, on the loopback of its sandbox.
 
+It sends a reply of the log as a stream of the Messages protocol.
+
 Holds: a call is answered only with a reply of the log. A request repeated by the CLI after a lost answer gets the same
 reply. Requests without the token are refused. Calls outside the conversation (titles, counts) never leave this file.
+The ids of calls are the log's, so that results from the SDK can be matched to actions. The usage is always the same few
+tokens: the log has the real cost, and a CLI with a full window would compact a history that no model reads.
 Does not: read prompts. The model's prompt is made from the log.
-
-A reply of the log as a stream of the Messages protocol, for the process of the Claude Agent SDK.
-
-Holds: the ids of calls are the log's, so that results from the SDK can be matched to actions. The usage is always the
-same few tokens: the log has the real cost, and a CLI with a full window would compact a history that no model reads.
 """
 
 from __future__ import annotations

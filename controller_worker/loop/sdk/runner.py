@@ -1,11 +1,9 @@
 """A running program of the SDK: started by its controller worker, connected by lines of JSON, ended with it.
 
+The program starts with a clean environment, and in a sandbox if bubblewrap works.
+
 Holds: it ends with the worker, even if the worker is killed. Its output is one JSON object per line; any other output
-ends it.
-
-The start of a session's program: with a clean environment, and in a sandbox if bubblewrap works.
-
-Holds: the program inherits no variable, no descriptor but its socket, and no directory of ours. In the sandbox it has
+ends it. The program inherits no variable, no descriptor but its socket, and no directory of ours. In the sandbox it has
 the system's programs, the interpreter's packages and this package, all read-only, an empty `/tmp`, no network but its
 own loopback, and ends with its worker.
 Does not: limit memory; a worker limits the number of programs.

@@ -1,11 +1,10 @@
-"""The protocol of condensers, and the form of their decisions.
+"""The protocol of condensers, and the base class of rolling ones (OpenHands section 8).
+
+Rolling condensers share the size limits and the question to a model.
 
 Holds: a condenser is a function of the View and its specification. A question to a model is a value (`Inquiry`) that
 the loop carries out, and its result is a function of the answer. So a worker that dies in between costs one model call.
-
-Shared parts of rolling condensers: size limits, and the question to a model (OpenHands section 8).
-
-Holds: the first events and the newest stay. Each condensation halves the View.
+The first events and the newest stay. Each condensation halves the View.
 Differs: a request on a View shorter than `max_size` halves the View itself. The original asks for more than there is
 and forgets nothing, so the prompt that did not fit fails again.
 """

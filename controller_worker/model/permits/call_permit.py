@@ -3,18 +3,14 @@
 `acquire` requests it, `held` wraps the call, and `charge` follows once the log has the reply. In between, the
 conversation may be parked, taken over or stopped; see `withdraw`, `catch_up` and `abandon`.
 
+A batched call is added to the queue of its batch, and later fetched from it. For any other call, money is reserved in
+the budgets above the conversation.
+
 Holds: a call without a quota and a budget makes no request to the store here. Every reservation is given back, however
-the call ends. A short wait adds nothing to the log.
+the call ends. A short wait adds nothing to the log. A step is added to one batch only, even under another owner. An
+interactive user never waits for a batch. A budget is charged only for costs in the log. A conversation without a
+tenant, an experiment or a parent has no budget above it and makes no request to the store here.
 Does not: decide the effect of a wait on the conversation; see `concerns.model_calls`.
-
-One call of one conversation in a batch: added to the queue, and later fetched from it.
-
-Holds: a step is added to one batch only, even under another owner. An interactive user never waits for a batch.
-
-Money that a conversation reserves in the budgets above it for one model call.
-
-Holds: a budget is charged only for costs in the log. A conversation without a tenant, an experiment or a parent has no
-budget above it and makes no request to the store here.
 """
 
 from __future__ import annotations

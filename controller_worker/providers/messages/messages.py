@@ -1,14 +1,10 @@
-"""Names, ids and arguments of tool calls in a form that providers accept.
+"""Provider-neutral messages to and from a model, with tool calls in a form that providers accept.
 
 A model may write an invalid name or invalid JSON, and another provider's ids have another format. A provider that gets
 such a history refuses this request and every later one.
 
 Holds: valid names, ids and arguments stay unchanged. Different names and ids stay different. Arguments become strict
-JSON, whatever the model wrote.
-
-Provider-neutral messages to and from a model.
-
-Holds: values are frozen, so a backend may cache their serialized form as long as they live.
+JSON, whatever the model wrote. Values are frozen, so a backend may cache their serialized form as long as they live.
 Does not: get stored. The log holds events; messages are built from them.
 """
 

@@ -1,13 +1,12 @@
 """OpenAI's Chat Completions on the wire: converts a request to plain values or bytes, and a reply to its parts.
 
+A stream's chunks are assembled into the reply that a call without streaming would return.
+
 Holds: a content is a string wherever possible, because many servers accept nothing else. A tool result contains text
-only, because no model except Claude accepts images there.
-Does not: handle streams.
-
-Chat Completions as a stream: assembles chunks into the reply that a call without streaming would return.
-
-Holds: a reply is complete only if it has a stop reason. The final `[DONE]` is optional, because some servers omit it.
+only, because no model except Claude accepts images there. A reply is complete only if it has a stop reason. The final
+`[DONE]` is optional, because some servers omit it.
 Differs: the original assembles streamed text only. Here a streamed tool call equals one that was not streamed.
+Does not: handle streams.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""The environment's proxy for a server, and credentials in URLs.
+"""The way of a provider's requests out: the environment's proxy, and the addresses that may be reached.
 
-Holds: a proxy URL for use in errors contains no credentials.
-Does not: make requests.
+litellm makes its own requests to a hundred providers; `EgressGuard` restricts the addresses that it may connect to.
 
-Restricts the addresses that litellm, which makes its own requests to a hundred providers, may connect to.
-
-Holds: inside `within`, an httpx request goes to the address of the settings (scheme, host and port) or to a public one.
-Redirects are not followed, because they would carry prompt and key to any address. A name is looked up once, and the
-connection uses a checked address; this covers httpcore and aiohttp. `broker.runtime.addresses` defines public
-addresses.
-Does not: restrict requests outside of `within`, or those of the clouds' own login libraries. An environment's proxy
-looks up names itself.
+Holds: a proxy URL for use in errors contains no credentials. Inside `within`, an httpx request goes to the address of
+the settings (scheme, host and port) or to a public one. Redirects are not followed, because they would carry prompt and
+key to any address. A name is looked up once, and the connection uses a checked address; this covers httpcore and
+aiohttp. `broker.runtime.addresses` defines public addresses.
+Does not: make requests; restrict requests outside of `within`, or those of the clouds' own login libraries. An
+environment's proxy looks up names itself.
 """
 
 from __future__ import annotations

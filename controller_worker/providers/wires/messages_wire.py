@@ -1,12 +1,11 @@
 """Anthropic's Messages on the wire: converts a request to bytes, and a reply to the parts of a completion.
 
+A stream's events are assembled into the message that a call without streaming would return.
+
 Holds: adjacent messages of one role become one, so a tool's result directly follows its call. Content that the API
-refuses is left out: empty texts, thinking blocks without Claude's signature, images of unsupported types.
+refuses is left out: empty texts, thinking blocks without Claude's signature, images of unsupported types. A reply is
+complete only if it has a stop reason. Thinking blocks keep their signatures.
 Does not: handle streams.
-
-Anthropic's Messages as a stream: assembles events into the message that a call without streaming would return.
-
-Holds: a reply is complete only if it has a stop reason. Thinking blocks keep their signatures.
 """
 
 from __future__ import annotations

@@ -3,14 +3,13 @@
 Exceptions are recognised by class name and HTTP status. Importing four libraries to compare classes would cost seconds,
 and httpx, httpx2, openai, anthropic, aiohttp and litellm agree on the names.
 
-Holds: every exception of a client becomes a `ModelError`. A text never contains one of the given secrets.
-Does not: decide about retries; each error class defines whether it is retryable.
+No other module reads the texts of providers' errors.
 
-Recognizes the texts of providers' errors. No other module reads these texts.
-
-Holds: a listed text or code takes precedence over the status. Unlisted wordings of an overflow are recognised by common
-phrases, if the status allows an overflow.
-Does not: find the text in an exception; `provider_errors` does.
+Holds: every exception of a client becomes a `ModelError`. A text never contains one of the given secrets. A listed text
+or code takes precedence over the status. Unlisted wordings of an overflow are recognised by common phrases, if the
+status allows an overflow.
+Does not: decide about retries; each error class defines whether it is retryable; find the text in an exception;
+`provider_errors` does.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The common fields of a reply in all wire formats, before latency and cost are added.
 
+`parse_quota_left` reads the remaining quota from a provider's headers.
+
 Holds: the stop reason decides how a reply is used. A refusal is an error, whatever text precedes it. A call cut off by
-the length limit does not run.
-
-Remaining quota from a provider's headers, in one vocabulary.
-
-Holds: values that are not counts are left out.
+the length limit does not run. Values that are not counts are left out.
 Does not: read when a quota resets; the governor computes that from its limits.
 """
 

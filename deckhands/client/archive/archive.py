@@ -1,13 +1,12 @@
 """The archive: writes conversations of a store into files, checks them, and reads them as if they were in the store.
 
+A listing reads the manifests and summaries of the files.
+
 Holds: `save` reads the written file back and checks it before it returns. A file is never replaced by that of another
-conversation with the same id, nor by a shorter one of the same conversation.
-Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace; only the location of its checkpoints.
-
-The listing of archived conversations, read from the manifests and summaries of their files.
-
-Holds: a damaged file is reported, and hides no other.
-Does not: keep an index; filters need the content of the files, so a listing may read all of them.
+conversation with the same id, nor by a shorter one of the same conversation. A damaged file is reported, and hides no
+other.
+Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace; only the location of its checkpoints;
+keep an index; filters need the content of the files, so a listing may read all of them.
 """
 
 from __future__ import annotations

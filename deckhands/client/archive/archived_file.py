@@ -6,17 +6,15 @@
     summary.json        as `deckhands show --json` prints it
     manifest.json       the conversation's data, and the size and the SHA-256 of every other member
 
-Holds: content is checked against the manifest before it is used. A file is untrusted input: names, sizes and structure
-are checked, and nothing is unpacked beyond its stated size.
-The other members of a file with a data key are encrypted: `encrypted_members`. Sizes and checksums are those of the
-members as they are in the file.
-Does not: authenticate the writer of a file; checksums find damage, not forgery.
-
-Encrypts the members of an archived file in frames, so that a long log is never whole in memory.
+Members are encrypted in frames, so that a long log is never whole in memory.
 
     frame    four bytes of length, then a piece of the content of up to 1 MiB: compressed, then encrypted
 
-Holds: a frame is authenticated with the name of its member, its number, and whether it is the last one.
+Holds: content is checked against the manifest before it is used. A file is untrusted input: names, sizes and structure
+are checked, and nothing is unpacked beyond its stated size. The other members of a file with a data key are encrypted:
+`encrypted_members`. Sizes and checksums are those of the members as they are in the file. A frame is authenticated with
+the name of its member, its number, and whether it is the last one.
+Does not: authenticate the writer of a file; checksums find damage, not forgery.
 """
 
 from __future__ import annotations

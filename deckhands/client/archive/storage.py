@@ -5,8 +5,6 @@
 
 Holds: in a directory, files appear atomically, and are on the disk when `write` returns.
 Does not: guarantee that elsewhere; a reader may find part of a file there, so a file is checked before it is relied on.
-
-The errors of an archive.
 """
 
 from __future__ import annotations

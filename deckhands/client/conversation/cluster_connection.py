@@ -1,11 +1,9 @@
 """The place where a conversation runs: a running cluster, a server, or a private cluster started for it.
 
+The workers of a private cluster get the program's own tools.
+
 Holds: a private cluster ends with its place; its log and summary stay on disk in the folder of a run, so that the
-command line finds them.
-
-A program's own tools, for the workers of its private cluster.
-
-Holds: a worker imports the module that defines the tool; only its name is sent.
+command line finds them. A worker imports the module that defines the tool; only its name is sent.
 """
 
 from __future__ import annotations

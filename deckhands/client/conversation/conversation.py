@@ -1,14 +1,14 @@
 """`Conversation`: the blocking twin of `AsyncConversation`, for programs that are not asynchronous.
 
-Holds: every method has the name and the parameters of its asynchronous twin, which does the work.
-
-Blocking twins of asynchronous methods: each is one line, with the same name, parameters and types.
+Each method is one line, with the same name, parameters and types as its twin:
 
     class Twin(Blocking[AsyncThing]):
         ask = blocking(AsyncThing.ask)
         watch = blocking_iterator(AsyncThing.watch)
 
 The asynchronous object lives in an event loop of another thread (anyio's portal), which ends with the twin.
+
+Holds: every method has the name and the parameters of its asynchronous twin, which does the work.
 """
 
 from __future__ import annotations

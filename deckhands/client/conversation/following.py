@@ -1,9 +1,9 @@
 """Follow one conversation: each event once, in order, until it has settled; and the pieces of a reply.
 
+`AsyncFiles` copies files of its workspace.
+
 Holds: an event is delivered once, whichever method delivers it. If the store comes back with an older log, following
 continues from the end of that log.
-
-The files of one conversation's workspace.
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
 A reply's cost, tokens and latency are stored once in the log, in its `ModelReply`. Metrics are a fold of those: at the
 end (`compute_metrics` a log), at any event (of the log up to it), and between two events (`diff`).
 
-Holds: values; `a.merge(b).diff(a)` has the costs, latencies and usages of `b`; counts are never negative.
+`Spending` is the cost by purpose.
+
+Holds: values; `a.merge(b).diff(a)` has the costs, latencies and usages of `b`; counts are never negative. A value made
+from events; the parts add up to the cost of the replies.
 Differs: nothing is attached to events, because the log has it already; `context_window` is 0, because a reply does not
 record its model's window.
-
-The breakdown of a conversation's cost by purpose, read from its log.
-
-Holds: a value made from events; the parts add up to the cost of the replies.
 Does not: include failed calls; the ledger keeps their reservations.
 """
 

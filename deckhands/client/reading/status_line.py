@@ -1,11 +1,10 @@
 """The status line of a conversation: step, tokens, cost, time and current activity.
 
-Holds: a fold of its log; the same events and the same time give the same line.
+`LiveArea` replaces the lines at the bottom of a terminal in place, while everything else is printed above them.
 
-Lines at the bottom of a terminal that are replaced in place, while everything else is printed above them.
-
-Holds: the lines are cleaned and cut to the width of the terminal, so none wraps and all can be erased again. Printed
-text and the lines below it are sent in one write.
+Holds: a fold of its log; the same events and the same time give the same line. The lines are cleaned and cut to the
+width of the terminal, so none wraps and all can be erased again. Printed text and the lines below it are sent in one
+write.
 Does not: use the whole screen, or leave anything on it once it is closed.
 """
 

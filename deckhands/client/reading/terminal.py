@@ -3,12 +3,11 @@ r"""The only way to the terminal: all output passes here and is cleaned.
 Most displayed text comes from elsewhere: a model, a file, a repository, a producer. A terminal obeys control
 sequences: it moves its cursor, sets titles and links, overwrites earlier text.
 
-Holds: characters that a terminal would obey or hide are printed as escapes, such as `\x1b`; nothing is dropped.
+The plain output of commands is notices, JSON, tables, costs and times.
+
+Holds: characters that a terminal would obey or hide are printed as escapes, such as `\x1b`; nothing is dropped. All
+output goes through `deckhands.client.reading.terminal`.
 Does not: decide what to show, see `deckhands.client.reading.rendering` and `deckhands.client.reading.output`.
-
-Plain output of commands: notices, JSON, tables, costs and times. Needs no events.
-
-Holds: all output goes through `deckhands.client.reading.terminal`.
 """
 
 from __future__ import annotations

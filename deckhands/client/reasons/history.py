@@ -1,9 +1,8 @@
 """The waits in the log of a conversation: a fold, like a summary.
 
+`find_stop` reads the latest request to stop: which party has stopped, and how long after the request.
+
 Holds: pure; the same events give the same history.
-
-What a log says of the latest request to stop: which party has stopped, and how long after the request.
-
 Does not: correct the clocks of the writers. The time that a party took by itself is in its event.
 """
 

@@ -1,12 +1,11 @@
 """Files in the workspaces of a server's conversations.
 
-Does not: keep modes and links of an uploaded directory; each of its files is sent separately.
-
-Pack a directory of this machine as the initial archive of a workspace.
+`PackedDirectory` is a directory of this machine, packed as the initial archive of a workspace.
 
 Holds: a directory that may not be a workspace is not packed. The archive stays within the limits of servers and tool
 workers, and has no owners. The same files give the same archive.
-Does not: follow links, or include devices, sockets and pipes.
+Does not: keep modes and links of an uploaded directory; each of its files is sent separately; follow links, or include
+devices, sockets and pipes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Submit a task file, many tasks at once and only missing ones, and wait for the results.
 
+The results file has one JSON object per line, appended as each task settles.
+
 Holds: a task whose conversation exists is not submitted again, so repeating an interrupted submission completes it.
-Memory grows with the number of ids, not with the length of the tasks.
-
-The results file: one JSON object per line, appended as each task settles.
-
-Holds: each result is stored once and whole. A line that was cut off by a kill is dropped when the file is opened again,
-and one process writes at a time.
+Memory grows with the number of ids, not with the length of the tasks. Each result is stored once and whole. A line that
+was cut off by a kill is dropped when the file is opened again, and one process writes at a time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Validation of task texts, and their titles, ids and output schemas.
+"""The parts of a task as users write them: text, title, id, output schema, pictures and workspace.
 
-Pictures in messages: paths, bytes and addresses, converted to the form of a message.
+A picture is a path, bytes or an address. A workspace is a directory, the address of a repository, or a file to upload.
 
 Holds: a local picture has a format that models accept, and is small enough for them.
 Does not: fetch an address; the model's provider does.
-
-Parse a user's workspace: a directory, the address of a repository, or a file to upload.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Pack files of this machine into a compressed tar file, and unpack them.
 
+A long transfer is a file object: written data is sent in parts, and received parts are read.
+
 Holds: memory does not grow with the size of the copy; nothing is written outside the target, whatever the tar file
-contains; the target gets all of it or, if the copy fails, nothing.
-
-Long transfers as file objects: written data is sent in parts, and received parts are read.
-
-Holds: one part is in memory; both are used in a thread, while the loop sends and fetches.
+contains; the target gets all of it or, if the copy fails, nothing. One part is in memory; both are used in a thread,
+while the loop sends and fetches.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@ A `Pace` is one limit. It doubles until the first overload, then grows by steps.
 share, and waits for the effect to show. The pace of the machines watches the hosts' load and the sandboxes that are
 starting; the pace of each model watches refusals for its quota (429) and latency.
 
-Holds: pure; the caller passes the time. A limit is never below its floor.
+`ClusterLoad` reads the load that workers report: of their machines, and model calls since the last reading.
 
-The load reported by workers, as input for the pace: machine load, and model calls since the last reading.
-
-Holds: a new worker counts from 0; one that existed at the first reading counts from there. Forged figures can only make
-an evaluation slower, never faster than its ceiling.
+Holds: pure; the caller passes the time. A limit is never below its floor. A new worker counts from 0; one that existed
+at the first reading counts from there. Forged figures can only make an evaluation slower, never faster than its
+ceiling.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Find a dataset by its name, and read it: `shipped`, a file of rows, directories of tasks, or a plug-in's.
 
-Holds: everything is checked before any attempt starts. Unusable parts are listed, by line, row or task.
+An installed package may have functions that yield rows of our own format; see docs/evaluation.md.
 
-Datasets of installed packages: functions that yield rows of our own format; see docs/evaluation.md.
-
-Holds: rows are checked like those of a file; an error names the number of the row.
+Holds: everything is checked before any attempt starts. Unusable parts are listed, by line, row or task. Rows are
+checked like those of a file; an error names the number of the row.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from broker.runtime import UsageError
 from broker.tools import entry_points
 from deckhands.evaluation.datasets import human_eval, questions, swe_bench
 from deckhands.evaluation.datasets.harbor import find_tasks, harbor_instance
-from deckhands.evaluation.datasets.human_eval import read_shipped_instances
 from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_defaults, inspect_instances
 from deckhands.evaluation.datasets.instances import SHIPPED, DatasetDefaults, Instance
 from deckhands.evaluation.datasets.own_rows import own_instance
+from deckhands.evaluation.datasets.shipped import read_shipped_instances
 
 ENTRY_POINTS = "deckhands.datasets"
 

@@ -1,12 +1,11 @@
 """The files of a workspace as a value: read from a directory or another place, packed to be uploaded, compared.
 
-Holds: the same files give the same bytes; links and devices are never followed or kept. A patch is valid for
-`git apply`, except that binary files and files beyond its limit are only named.
+Check programs run in the workspaces of checks, and decide whether tests have passed.
 
-The programs that run in the workspaces of checks, and decide whether tests have passed.
-
-Holds: they are laid over last, in a directory where no file of an agent counts, and Python starts them with `-I`: the
-workspace, the environment and the user's packages cannot influence their imports.
+Holds: the same files give the same bytes; links and devices are never followed or kept. A patch is valid for `git
+apply`, except that binary files and files beyond its limit are only named. They are laid over last, in a directory
+where no file of an agent counts, and Python starts them with `-I`: the workspace, the environment and the user's
+packages cannot influence their imports.
 """
 
 from __future__ import annotations

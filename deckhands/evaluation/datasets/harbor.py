@@ -4,13 +4,13 @@
     task.yaml  Dockerfile  run-tests.sh  tests/test_outputs.py  solution.sh                    Terminal-Bench 1
 
 Sources: https://harborframework.com/docs, https://github.com/laude-institute/terminal-bench.
-Holds: the workspace replaces the working directory of the image, `/app` for most, in instruction and tests.
-Does not: build images, start services, or install anything; see docs/evaluation.md.
 
-The settings of a task in `task.toml` or `task.yaml`, and those that a workspace does not support.
+`task.toml` or `task.yaml` has the settings of a task.
 
 Source: Harbor's models of `task.toml`, schema 1.4; the keys of Terminal-Bench 1.
-Holds: every key is used, ignored and listed, or refused. An unknown key is ignored and listed, too.
+Holds: the workspace replaces the working directory of the image, `/app` for most, in instruction and tests. Every key
+is used, ignored and listed, or refused. An unknown key is ignored and listed, too.
+Does not: build images, start services, or install anything; see docs/evaluation.md.
 """
 
 from __future__ import annotations

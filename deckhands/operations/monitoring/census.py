@@ -1,13 +1,11 @@
 """Counts of conversations by state and wait reason, recomputed periodically and cached.
 
+The census of workers has the role, heartbeat, figures and streams of each.
+
 Holds: a count reads the newest `MOST_COUNTED` conversations, `PAGE` at a time; the number left out is known. Labels
-come from fixed sets of states and reasons, whatever is in the store.
-Keys: reads `deck:{k}:index` and `deck:{k}:c:<id>:meta`.
-
-The workers of a cluster for the metrics: role, heartbeat, figures, and the streams that they read.
-
-Holds: at most `MAX_WORKERS`; a role is one of `ROLES` or `other`, whatever a worker reports.
-Keys: reads `deck:{0}:workers` and `deck:{0}:worker:<w>:about`.
+come from fixed sets of states and reasons, whatever is in the store. At most `MAX_WORKERS`; a role is one of `ROLES` or
+`other`, whatever a worker reports.
+Keys: reads `deck:{k}:index` and `deck:{k}:c:<id>:meta`, reads `deck:{0}:workers` and `deck:{0}:worker:<w>:about`.
 """
 
 from __future__ import annotations

@@ -2,18 +2,17 @@
 
 Rules, limits and wording are those of OpenHands (openhands-aci), on which models were trained.
 
+A directory is shown to two levels; hidden entries are counted and left out.
+
 Holds:
     - `run` answers every call with a result. Every error of the model or the file system becomes a text that starts
       with `ERROR:` and names the next step.
     - All texts of a result are valid UTF-8, and `content` is bounded.
+    - The text and the memory of a listing are bounded, however large the directories are.
 Does not:
     - Confine paths to the workspace; the sandbox around the workspace host does this for all tools.
     - Convert documents.
-
-The `view` command for directories: two levels; hidden entries are counted and left out.
-
-Holds: the text and the memory are bounded, however large the directories are.
-Does not: define which part of a directory is shown if the whole is too large.
+    - Define which part of a directory is shown if the whole is too large.
 """
 
 from __future__ import annotations

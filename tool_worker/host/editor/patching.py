@@ -1,11 +1,6 @@
 """The tool `apply_patch`: changes several files at once.
 
-Holds: all files are changed or none. If lines are not found, the error quotes them. The search time is bounded. Lines
-are compared exactly first, then without trailing white space, then without leading white space as well. Context lines
-stay as they are in the file.
-Does not: undo a removal or a move.
-
-Parses patches in the forms that coding models write: `*** Begin Patch`, and unified diffs.
+A patch has one of the forms that coding models write: `*** Begin Patch`, or a unified diff.
 
     *** Begin Patch
     *** Update File: shop/till.py
@@ -18,7 +13,11 @@ Parses patches in the forms that coding models write: `*** Begin Patch`, and uni
     *** Delete File: old.py
     *** End Patch
 
-Holds: the result has one entry per change of a file, in order; a line that fits neither form is refused.
+Holds: all files are changed or none. If lines are not found, the error quotes them. The search time is bounded. Lines
+are compared exactly first, then without trailing white space, then without leading white space as well. Context lines
+stay as they are in the file. The result has one entry per change of a file, in order; a line that fits neither form is
+refused.
+Does not: undo a removal or a move.
 """
 
 from __future__ import annotations

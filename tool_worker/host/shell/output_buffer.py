@@ -1,11 +1,10 @@
 """Terminal output that has not been reported yet, in bounded memory.
 
-Holds: long output is cut to its head and its tail; plain ASCII is passed on without a look at each character.
+The whole of a long output is saved in a file of the workspace's temporary directory, for the model to search.
 
-Saves the whole of a long output in a file of the workspace's temporary directory, for the model to search.
-
-Holds: a short output creates no file; the size of each file and of all files together is bounded, and the oldest are
-removed first; a write error does not affect the command.
+Holds: long output is cut to its head and its tail; plain ASCII is passed on without a look at each character. A short
+output creates no file; the size of each file and of all files together is bounded, and the oldest are removed first; a
+write error does not affect the command.
 Does not: remove escape sequences, or outlive the temporary directory.
 """
 

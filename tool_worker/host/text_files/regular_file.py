@@ -1,19 +1,18 @@
 """Reading and replacing the bytes of one regular file.
 
+The editor's `view` shows pictures to a vision model.
+
 Holds:
     - Never blocks on a FIFO, a device or a socket, and never reads more than the limit, whatever `stat` reports.
     - A replacement is atomic: readers see the old bytes or the new ones, and an error leaves the old ones.
     - The mode is kept except for the set-id bits, and the owner if the operating system allows it. A symbolic link is
       kept, and its target is replaced.
     - A file that this process may not write is not replaced, even if the directory permissions would allow it.
+    - The format of a picture is detected from its content, not from its name; larger pictures are refused with a hint.
 Does not:
     - Keep hard links (the other names keep the old bytes), extended attributes or ACLs.
     - fsync: a power failure may lose the last edits, a killed process does not.
     - Confine paths; the sandbox around the workspace host does.
-
-Pictures in a workspace, as the editor's `view` shows them to a vision model.
-
-Holds: the format is detected from the content, not from the file name; larger pictures are refused with a hint.
 """
 
 from __future__ import annotations

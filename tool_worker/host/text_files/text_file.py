@@ -4,16 +4,12 @@ A model sees and edits text whose lines end in `\n`. The file may be UTF-8 or UT
 or have a legacy encoding, see `encoding_guess`. Its lines may end in `\n`, `\r\n`, `\r`, or a mixture.
 
 Holds: `decode(content).encode(text)` equals `content` if the text was not changed, and otherwise differs from it only
-in the changed lines.
+in the changed lines. The cost of a diff is linear in the size of the texts; a diff applied to the old text with `patch`
+gives the new one.
 Does not: know every encoding. Text in an unknown encoding is read as Windows-1252 or Latin-1 and shows wrong letters,
-but its bytes survive every edit.
-
-Unified diffs of two versions of a text.
-
-Holds: linear in the size of the texts; a diff applied to the old text with `patch` gives the new one.
-Does not: find the smallest diff. One edit changes one range of lines, so the change is everything between the common
-head and the common tail. `difflib` would take minutes for some texts of 10 MB, and its import takes longer than the
-whole start of the workspace host.
+but its bytes survive every edit. It does not find the smallest diff. One edit changes one range of lines, so the change
+is everything between the common head and the common tail. `difflib` would take minutes for some texts of 10 MB, and its
+import takes longer than the whole start of the workspace host.
 """
 
 from __future__ import annotations

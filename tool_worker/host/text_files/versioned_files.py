@@ -1,14 +1,12 @@
 """Text files of a workspace as tools edit them, and the replaced versions.
 
+`SeenFiles` records the contents that a model has seen, to refuse edits of files that something else has changed since.
+
 Holds: a change keeps the file's encoding, line breaks and mode, and the bytes of unchanged lines. Written text can be
 read back. Replaced versions can be restored in reverse order. A version is restored only if the file still has the
-content that the edit wrote, so that changes by other programs are not lost.
-
-Records the file contents that a model has seen, to refuse edits of files that something else has changed since.
-
-Holds: a file that was never viewed can be edited, as in OpenHands. Beyond `FILES_LIMIT` files, the oldest views are
-forgotten.
-Does not: survive the workspace host; after a restart, nothing counts as seen.
+content that the edit wrote, so that changes by other programs are not lost. A file that was never viewed can be edited,
+as in OpenHands. Beyond `FILES_LIMIT` files, the oldest views are forgotten.
+Does not: remember seen contents after a restart of the workspace host.
 """
 
 from __future__ import annotations

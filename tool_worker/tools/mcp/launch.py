@@ -1,13 +1,11 @@
 """Starts the program of an MCP server in a separate sandbox, with a separate directory.
 
+Besides the system's files, the program needs its virtual environment.
+
 Holds: the program sees neither a workspace nor the tool worker's files, and an agent's programs see neither it nor its
-secrets.
+secrets. Only the environment and its base Python are shown, read-only, and none of it where an agent can write.
+Otherwise an agent could have another directory mounted, or have its own program started as the server.
 Differs: the original runs it in the agent's own sandbox, where every command can read its secrets.
-
-Finds the files that an MCP server's program needs besides the system's: its virtual environment.
-
-Holds: only the environment and its base Python are shown, read-only, and none of it where an agent can write. Otherwise
-an agent could have another directory mounted, or have its own program started as the server.
 Does not: show files that a program's arguments name; `read_only` does.
 """
 

@@ -14,14 +14,11 @@ Holds:
       checkpoint, either the last or the one before.
     - Restored content is checked against its hash, and stays below the directory.
     - An entry is left out only if it changed while it was read, never because of a failure of the storage or of ours.
+    - The conversations of a tenant share a key, so that equal files of theirs are stored once. No other tenant's pieces
+      have the same names.
 Does not:
     - Save shells, processes, or files outside of the workspace.
     - Free the space of removed checkpoints; `removal` does.
-
-The keys of encrypted checkpoints, for the threads that save and restore them.
-
-Holds: the conversations of a tenant share a key, so that equal files of theirs are stored once. No other tenant's
-pieces have the same names.
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@
         deleted          when the conversation was found to be deleted from its store
         socket, journal, history (of edited files), host.log, egress.log; entrance, while a container is started
 
+A `Binding` has the properties of a workspace that are fixed for its whole life.
+
 Holds: locks are kernel locks on open files, so they are released however their holder ends.
-
-The properties of a workspace that are fixed for its whole life.
-
-Does not: store bindings, see `host_folder`, or decide which directories may be workspaces, see `bindings`.
+Does not: decide which directories may be workspaces, see `bindings`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Runs one program confined until it ends; a tool worker uses it for git on untrusted files.
 
+A program that may reach some hosts, such as a clone or an MCP server's program, gets an egress proxy.
+
 Holds: the program sees only the given directories of the machine. It ends, with all its child processes, at its time
-limit, when the task that waits for it is cancelled, and with the tool worker.
-
-The egress proxy of one program that may reach some hosts: an MCP server's program, or a clone.
-
-Holds: the proxy runs before the program starts, and ends with its connection or with the tool worker.
+limit, when the task that waits for it is cancelled, and with the tool worker. The proxy runs before the program starts,
+and ends with its connection or with the tool worker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Git operations of a tool worker: clones a workspace's source, and keeps its original state for comparisons.
 
+Of the tool worker's own machine, the repositories below the directories set by its operator may be cloned.
+
 Holds:
     - Git runs in the node's sandbox, and only with our configuration: no hooks, no helpers, no submodules, and only the
       requested protocol. A clone reads no settings of the repository.
@@ -7,11 +9,8 @@ Holds:
       other way. The host's own messages are not repeated.
     - A password reaches git in its environment, and is offered only to its own host.
     - The original state is kept outside of the workspace, where no program of the workspace can change it.
-
-The repositories of a tool worker's own machine that may be cloned: those below the directories set by its operator.
-
-Holds: a path leads below such a directory without any link, as the kernel resolves it. Nothing below the node's own
-directory is given out. For a path that may not be cloned, the answer does not reveal whether it exists.
+    - A path leads below such a directory without any link, as the kernel resolves it. Nothing below the node's own
+      directory is given out. For a path that may not be cloned, the answer does not reveal whether it exists.
 """
 
 from __future__ import annotations
