@@ -193,7 +193,9 @@ def make_plausible_usage(
     asked = max(config.max_output_tokens or 0, (row and row.max_output_tokens) or 0)
     most = LIMIT_FACTOR * PLAUSIBLE_FACTOR * (asked or UNKNOWN_OUTPUT_LIMIT)
     scaled = usage.completion_tokens * PLAUSIBLE_FACTOR
-    texts = _list_written_texts(reply)
+    thoughts = [str(block.get("thinking", "")) for block in reply.thinking_blocks]
+    calls = [f"{call.name} {call.arguments}" for call in reply.tool_calls]
+    texts = [reply.text, *calls, *thoughts]
     # No text has more tokens than bytes, so a count above the bytes needs no estimate.
     if not len(texts) + sum(len(text) if text.isascii() else 4 * len(text) for text in texts) <= scaled <= most:
         written = sum(map(estimate_text_tokens, texts))
@@ -213,9 +215,3 @@ def _choose_usd(reported_usd: float | None, own_usd: float | None) -> float | No
     if reported_usd is None or own_usd is None:
         return own_usd if reported_usd is None else reported_usd
     return reported_usd if own_usd / PLAUSIBLE_FACTOR <= reported_usd <= own_usd * PLAUSIBLE_FACTOR else own_usd
-
-
-def _list_written_texts(reply: ParsedReply) -> list[str]:
-    thoughts = [str(block.get("thinking", "")) for block in reply.thinking_blocks]
-    calls = [f"{call.name} {call.arguments}" for call in reply.tool_calls]
-    return [reply.text, *calls, *thoughts]

@@ -322,7 +322,11 @@ class Workspaces:
                 if alive_fd is None:
                     return await self._connect(folder, binding)
                 async with self._starting:
-                    await self._free_capacity()
+                    async with self._freeing_capacity:
+                        if (held := self._capacity.find_shortage()) is not None:
+                            await free_capacity(
+                                (HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held
+                            )
                     await self._start(folder, binding, directory, alive_fd)
                     async with limit_while_starting(partial(self._limit, folder, binding)):
                         return await self._connect(folder, binding)
@@ -369,11 +373,6 @@ class Workspaces:
             self._started.add(started)
         finally:
             os.close(alive_fd)
-
-    async def _free_capacity(self) -> None:
-        async with self._freeing_capacity:
-            if (held := self._capacity.find_shortage()) is not None:
-                await free_capacity((HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held)
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}
