@@ -231,7 +231,7 @@ class StoredFiles:
         elif self._key is None and self._find_key is not None:
             self._key = self._find_key()
         if self._key is None:
-            raise SecretsLocked("There is no key here that seals and opens files.", remedy=ONE_KEY)
+            raise SecretsLocked("This process has no key to encrypt and decrypt files.", remedy=ONE_KEY)
         return self._key
 
 

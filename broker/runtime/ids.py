@@ -44,7 +44,7 @@ def check_conversation_id(conversation_id: str) -> str:
     if not is_conversation_id(conversation_id):
         raise UsageError(
             f"The conversation id {conversation_id!r} cannot be used.",
-            remedy="Use 3 to 64 letters, digits, '-' or '_', beginning with a letter or digit.",
+            remedy="Use 3 to 64 letters, digits, '-' or '_', starting with a letter or digit.",
         )
     return conversation_id
 

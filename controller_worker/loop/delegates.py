@@ -294,7 +294,7 @@ class Delegates:
         if isinstance(outcome, Duplicate) and not await _has_task(self._log, conversation_id, task):
             raise UsageError(
                 f"The name {conversation_id} belongs to a delegate with another task: "
-                "the store has lost the events that began it.",
+                "the store has lost the events that created it.",
                 remedy="Delegate this task again.",
             )
 

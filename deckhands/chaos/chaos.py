@@ -170,7 +170,7 @@ class Chaos:
         others = await self._find_others()
         if others and not spec.allows_others:
             raise UsageError(
-                f"In progress: {format_count(len(others), 'conversation')} of others, such as {others[0]}.",
+                f"{format_count(len(others), 'conversation')} of other users may be disturbed, such as {others[0]}.",
                 remedy="Wait for their end, use another cluster, or pass --others to disturb them.",
             )
         began = await self._store.now(self._store.all_shards[0])

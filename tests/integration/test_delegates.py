@@ -388,7 +388,7 @@ async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands
     loop = await hands.go()
     await until_finished(loop)
     (answer,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
-    assert "the store has lost the events that began it" in answer.content
+    assert "the store has lost the events that created it" in answer.content
 
 
 async def test_lost_order_does_not_block_another_with_its_number(hands: Hands) -> None:

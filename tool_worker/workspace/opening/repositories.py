@@ -230,7 +230,7 @@ class SandboxedGit:
         environment = {"BASE": str(base), "TREE": str(directory), "GIT_ALLOW_PROTOCOL": "file"}
         ran = await self.run_script(_RECORD, enclosure, environment, scratch=base)
         if ran.code != 0:
-            raise SourceUnusable(f"What the workspace begins with cannot be recorded: {find_reason(ran)}")
+            raise SourceUnusable(f"The original state of the workspace cannot be recorded: {find_reason(ran)}")
 
     async def run_script(
         self,

@@ -182,7 +182,7 @@ class WorkspaceOpener:
         finally:
             file.unlink()
         if not commit:
-            raise SourceUnusable(f"{source.name} cannot be cloned: there is no commit in it.")
+            raise SourceUnusable(f"{source.name} cannot be cloned: it has no commit.")
         return commit
 
     def _unpack(self, content: bytes, source: UploadedSource, workspace: Path) -> None:
