@@ -61,7 +61,6 @@ FAULTS: Mapping[str, str] = {
 MAX_OPEN = 3
 """How many lasting faults overlap at most."""
 REPLACED_SECONDS = 60.0
-STORE_BACK_SECONDS = 120.0
 POLL_SECONDS = 0.05
 MAX_SMALL_DISK_BYTES = 1 << 30
 """A larger file system is never filled: others may use it."""
