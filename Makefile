@@ -33,9 +33,10 @@ SEED := $(or $(SEED),$(shell date +%s))
 RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
+SITE := $(VENV)-docs/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock vendored screenshots bench proof faults orphans security last-runs clean
+.PHONY: help setup run tools peers test test-all test-docker end-to-end coverage claude soak check docs lock wheel vendored screenshots bench proof faults orphans security last-runs clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -61,14 +62,14 @@ end-to-end: $(SETUP) tools peers ## Run the tests of whole programs: the command
 	$(PARALLEL) tests/end_to_end -m '$(MARKERS) and not claude' $(PYTEST_ARGS)
 
 # pyenv has a command for each version, which works for the chosen ones only; the others are where it keeps them.
-test-all: ## Run the tests with each supported Python that is installed: 3.11, 3.12, 3.13
+test-all: ## Run the tests, and try the wheel, with each supported Python that is installed: 3.11, 3.12, 3.13
 	@for version in 3.11 3.12 3.13; do \
 		found=; \
 		for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
 			$$python -c '' 2>/dev/null && found=$$python; \
 		done; \
 		test -n "$$found" || { echo "Python $$version is not installed: skipped"; continue; }; \
-		$(MAKE) test VENV=build/venv-$$version PYTHON=$$found || exit 1; \
+		$(MAKE) test wheel VENV=build/venv-$$version PYTHON=$$found || exit 1; \
 	done
 
 test-docker: $(SETUP) tools ## Run the tests of containers; on Debian as root, an engine and the images are prepared first
@@ -96,8 +97,10 @@ check: $(SETUP) tools ## Lint (Python and Lua), check the format, check the type
 	@$(BIN)/mypy
 	@$(BIN)/bandit -q -r -c pyproject.toml broker controller_worker tool_worker deckhands
 
-docs: $(SETUP) ## Write docs/settings.md, docs/events.md, docs/tasks.md and docs/schemas again, from the classes that they describe
+docs: $(SETUP) $(SITE) ## Write the reference pages of docs/ again, from what they describe, and build the site in build/site
 	@$(BIN)/python -m tests.reference_pages
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet
+	@echo "build/site/index.html leads to the pages"
 
 lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with the hashes of their files
 	@mkdir -p requirements
@@ -106,6 +109,11 @@ lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with th
 	@$(LOCK) --extra dev -o requirements/dev.txt
 	@$(LOCK) --extra all --extra claude -o requirements/claude.txt
 	@$(LOCK) --extra all --extra browser --extra ipython -o requirements/pools.txt
+	@for name in docs release; do $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate -c constraints.txt -o requirements/$$name.txt requirements/$$name.in; done
+
+wheel: $(SETUP) tools ## Build the wheel, the sdist and their SBOM in dist/, and try the wheel in a clean environment
+	@.ci/wheel $(BIN) $(BIN)/python
 
 vendored: $(SETUP) ## Fetch the libraries of the web page again, in the versions of its manifest, and write their hashes (needs npm)
 	@$(BIN)/python -m tests.vendored_packages
@@ -145,6 +153,12 @@ $(SETUP) $(RUNTIME): pyproject.toml requirements/run.txt requirements/dev.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/$(LOCKED).txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(RUNTIME) $@
+
+$(SITE): requirements/docs.txt
+	@test -n "$(PYTHON)" || { echo 'The site needs Python 3.11, 3.12 or 3.13' >&2; exit 1; }
+	@test -x $(VENV)-docs/bin/pip || $(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
 
 $(CLAUDE): $(SETUP) requirements/claude.txt
 	@echo 'Installing the Claude Agent SDK into $(VENV)'

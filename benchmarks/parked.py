@@ -103,7 +103,7 @@ async def measure(directory: Path, count: int, write_as: str) -> None:
         async def wake(number: int) -> None:
             after = await client.last_id(chosen[number])
             await client.send_message(chosen[number], "Continue.")
-            async for event in client.tail(chosen[number], after=after):
+            async for event in client.tail(chosen[number], after=after, is_endless=True):
                 if isinstance(event, ModelReply):
                     return
 

@@ -13,7 +13,7 @@ def write_script(path: Path, calls: int, *, command: str = "true {}") -> Path:
     """Write a script of `calls` turns with a command and one that finishes, and return its path.
 
     Args:
-        path: of the file, in the format of docs/scripted-models.md.
+        path: of the file, in the format of docs/models.md#scripted-models.
         command: `{}` is the number of the turn, from 0.
     """
     turns = [

@@ -271,7 +271,7 @@ async def _run_beside(
 
 
 async def _watch(client: Client, conversation_id: str, arrivals: list[float]) -> None:
-    async for _ in client.tail(conversation_id):
+    async for _ in client.tail(conversation_id, is_endless=True):
         arrivals.append(time.monotonic())  # noqa: PERF401  (it is cancelled at the end)
 
 

@@ -10,35 +10,53 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from broker.contract.events import AgentSpec, Event, Limits, LLMSpec, WorkspaceSpec
-    from broker.contract.policies import ConfirmationPolicy
-    from broker.contract.specs import Tenancy
+    from broker.contract.condenser_specs import LLMSummarizingCondenserSpec
+    from broker.contract.events import AgentSpec, Event, Limits, LLMSpec, OperatorActed, WorkspaceSpec
+    from broker.contract.kinds import ActionSecurityRisk
+    from broker.contract.policies import ConfirmationPolicy, LoopPolicy
+    from broker.contract.specs import CriticSpec, GoalSpec, Skill, Tenancy
     from broker.coordination.transfers import TransferFailed
+    from broker.log.conversations import ConversationRow
+    from broker.log.live_text import LivePiece
     from broker.runtime.errors import (
+        AdmissionRefused,
         ConversationBusy,
         ConversationMoved,
         DeckhandsError,
+        EventsLost,
+        OutcomeUnknown,
         StoreError,
         StoreUnavailable,
         UnknownConversation,
         UsageError,
     )
     from broker.secrets.references import SecretReference
+    from broker.tools.celery_tool import celery_tool
+    from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed, custom_tool
+    from deckhands.client.archive.storage import ArchiveUnavailable
     from deckhands.client.changing import Change
     from deckhands.client.client import Client
     from deckhands.client.conversation.async_conversation import AsyncConversation
     from deckhands.client.conversation.conversation import Conversation
     from deckhands.client.conversation.outcome import ConversationFailed, NotBegun, Outcome
     from deckhands.client.errors import NoCluster, NotSettled, NotStopped
+    from deckhands.client.reading.metrics import Metrics
     from deckhands.client.reading.summary import Summary
+    from deckhands.client.reasons.link import Why
+    from deckhands.client.remote.server_calls import ServerRefused, ServerUntrusted
     from deckhands.client.tasks.spec import TaskSpec
+    from deckhands.client.trajectories import Trajectory
     from deckhands.client.transfers.commands import CommandFailed, CommandResult
+    from deckhands.client.verification import Verification
     from deckhands.evaluation.evaluating import evaluate, evaluate_async
 
     __version__: str
 
 __all__ = [
+    "ActionSecurityRisk",
+    "AdmissionRefused",
     "AgentSpec",
+    "ArchiveUnavailable",
     "AsyncConversation",
     "Change",
     "Client",
@@ -49,54 +67,90 @@ __all__ = [
     "ConversationBusy",
     "ConversationFailed",
     "ConversationMoved",
+    "ConversationRow",
+    "CriticSpec",
+    "CustomTool",
     "DeckhandsError",
     "Event",
+    "EventsLost",
+    "GoalSpec",
     "LLMSpec",
+    "LLMSummarizingCondenserSpec",
     "Limits",
+    "LivePiece",
+    "LoopPolicy",
+    "Metrics",
     "NoCluster",
     "NotBegun",
     "NotSettled",
     "NotStopped",
+    "OperatorActed",
     "Outcome",
+    "OutcomeUnknown",
     "SecretReference",
+    "ServerRefused",
+    "ServerUntrusted",
+    "Skill",
     "StoreError",
     "StoreUnavailable",
     "Summary",
     "TaskSpec",
     "Tenancy",
+    "ToolContext",
+    "ToolFailed",
+    "Trajectory",
     "TransferFailed",
     "UnknownConversation",
     "UsageError",
+    "Verification",
+    "Why",
     "WorkspaceSpec",
+    "celery_tool",
+    "custom_tool",
     "evaluate",
     "evaluate_async",
 ]
 
 _MODULES = {
-    "broker.contract.events": ("AgentSpec", "Event", "LLMSpec", "Limits", "WorkspaceSpec"),
+    "broker.contract.condenser_specs": ("LLMSummarizingCondenserSpec",),
+    "broker.contract.events": ("AgentSpec", "Event", "LLMSpec", "Limits", "OperatorActed", "WorkspaceSpec"),
+    "broker.contract.kinds": ("ActionSecurityRisk",),
+    "broker.contract.policies": ("ConfirmationPolicy", "LoopPolicy"),
+    "broker.contract.specs": ("CriticSpec", "GoalSpec", "Skill", "Tenancy"),
+    "broker.coordination.transfers": ("TransferFailed",),
+    "broker.log.conversations": ("ConversationRow",),
+    "broker.log.live_text": ("LivePiece",),
     "broker.runtime.errors": (
+        "AdmissionRefused",
         "ConversationBusy",
         "ConversationMoved",
         "DeckhandsError",
+        "EventsLost",
+        "OutcomeUnknown",
         "StoreError",
         "StoreUnavailable",
         "UnknownConversation",
         "UsageError",
     ),
-    "broker.coordination.transfers": ("TransferFailed",),
-    "broker.contract.policies": ("ConfirmationPolicy",),
-    "broker.contract.specs": ("Tenancy",),
     "broker.secrets.references": ("SecretReference",),
+    "broker.tools.celery_tool": ("celery_tool",),
+    "broker.tools.custom_tools": ("CustomTool", "ToolContext", "ToolFailed", "custom_tool"),
+    "deckhands.client.archive.storage": ("ArchiveUnavailable",),
     "deckhands.client.changing": ("Change",),
     "deckhands.client.client": ("Client",),
-    "deckhands.client.errors": ("NoCluster", "NotSettled", "NotStopped"),
     "deckhands.client.conversation.async_conversation": ("AsyncConversation",),
     "deckhands.client.conversation.conversation": ("Conversation",),
     "deckhands.client.conversation.outcome": ("ConversationFailed", "NotBegun", "Outcome"),
-    "deckhands.evaluation.evaluating": ("evaluate", "evaluate_async"),
+    "deckhands.client.errors": ("NoCluster", "NotSettled", "NotStopped"),
+    "deckhands.client.reading.metrics": ("Metrics",),
     "deckhands.client.reading.summary": ("Summary",),
+    "deckhands.client.reasons.link": ("Why",),
+    "deckhands.client.remote.server_calls": ("ServerRefused", "ServerUntrusted"),
     "deckhands.client.tasks.spec": ("TaskSpec",),
+    "deckhands.client.trajectories": ("Trajectory",),
     "deckhands.client.transfers.commands": ("CommandFailed", "CommandResult"),
+    "deckhands.client.verification": ("Verification",),
+    "deckhands.evaluation.evaluating": ("evaluate", "evaluate_async"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

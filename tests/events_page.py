@@ -46,7 +46,7 @@ Everything that happens in a conversation is an event in its log. `deckhands exp
 | kind | The name on the wire. It never changes and never gets another meaning. |
 | written by | The process that appends such an event: the *controller* worker, a *tool worker*, or a *client* (the command line or the Python client, for a user). A tool worker runs an action that *runs*; a plan waits for its approval instead. |
 | the model sees it | Whether the event itself is part of the prompt. An event that is not may still change the prompt. |
-| counts for loops | Whether [loop detection](loops.md) compares it. |
+| counts for loops | Whether [loop detection](long-work.md#agents-that-repeat-themselves) compares it. |
 | sentence | The line for readers, with the names of fields in braces. *Computed* means that it depends on the fields; — means that the fields are shown instead. |
 
 In the tables of fields, a field whose default is empty is empty, false or null unless it is given; null fields are left out of an export.

@@ -1,5 +1,7 @@
 """The blocks of code on the pages, with the comments for the tests before them.
 
+`<!-- part: NAME -->` divides a page: the blocks of a part do not rely on those of other parts.
+
 Readers do not see a comment. `<!-- not run: REASON -->` gives the reason why a block cannot run in a test, which then
 checks its commands. `<!-- run: … -->` says how to run one, see `How`.
 """
@@ -15,15 +17,16 @@ from tests.source_code import ROOT, tracked_sources
 
 RUN_ELSEWHERE = {
     "docs/adding-things.md": "tests/end_to_end/test_adding_things.py",
-    "docs/ag-ui.md": "tests/end_to_end/test_ag_ui.py",
+    "docs/protocols.md": "tests/end_to_end/test_ag_ui.py",
     "docs/migrating-from-openhands.md": "tests/end_to_end/test_headless.py",
     "docs/python.md": "tests/end_to_end/test_python_page.py",
     "docs/rollouts.md": "tests/end_to_end/test_rollouts_page.py",
     "docs/serving.md": "tests/end_to_end/test_serving_page.py",
 }
-"""Pages whose blocks one test runs."""
+"""Pages, or parts of them, whose blocks one test runs."""
 NOT_FOR_READERS = ("CHANGELOG.md", "docs/decisions/", "examples/projects/", "tests/")
 SHELL = ("bash", "console")
+PART = re.compile(r"^<!-- part: ([\w-]+) -->$", re.MULTILINE)
 FENCE = re.compile(
     r"(?:^`(?P<file>[\w./-]+)`\n\n)?(?:^<!-- (?P<comment>[^\n]*) -->\n)?"
     r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
@@ -40,12 +43,14 @@ class How:
         id_of: the kind of conversation that replaces `ID`.
         shows: a required part of its output.
         is_private: without the cluster that the pages share.
+        is_later: it is a file, which a later command runs.
     """
 
     model: str = ""
     id_of: str = "finished"
     shows: str = ""
     is_private: bool = False
+    is_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,13 @@ class Block:
     """One block.
 
     Attributes:
+        part: the page, or `PAGE#NAME` behind the mark of a part.
         file: the name above it, if it is the text of a file.
         not_run: why it cannot run; empty if it can.
     """
 
     page: str
+    part: str
     line: int
     language: str
     text: str
@@ -91,11 +98,13 @@ def pages() -> list[str]:
 def blocks_of(page: str) -> Iterator[Block]:
     """Yield the blocks of a page in their order."""
     text = (ROOT / page).read_text(encoding="utf-8")
+    parts = [(0, page), *((mark.start(), f"{page}#{mark[1]}") for mark in PART.finditer(text))]
     for found in FENCE.finditer(text):
         comment = found["comment"] or ""
         line = text.count("\n", 0, found.start("language")) + 1
         yield Block(
             page,
+            next(part for start, part in reversed(parts) if start <= found.start()),
             line,
             found["language"],
             found["text"],
@@ -110,5 +119,6 @@ def _how(words: str) -> How:
     given = dict(word.split("=", 1) for word in shlex.split(words) if "=" in word)
     flags = {word for word in shlex.split(words) if "=" not in word}
     assert given.keys() <= names.keys(), words
-    assert flags <= {"privately"}, words
-    return How(**{names[name]: value for name, value in given.items()}, is_private="privately" in flags)
+    assert flags <= {"later", "privately"}, words
+    given = {names[name]: value for name, value in given.items()}
+    return How(**given, is_private="privately" in flags, is_later="later" in flags)

@@ -127,7 +127,7 @@ SECTIONS = (
         "Verification of logs",
         "`deckhands verify` accepts every log of a correct cluster, and refuses logs that none writes.",
         "Recorded logs, each beginning of one, and mutated ones: events dropped, doubled, swapped or forged "
-        "([the rules](verification.md)).",
+        "([the rules](replay.md#verification)).",
         ["pytest", "tests/replay/test_specification.py"],
     ),
     Section(

@@ -31,9 +31,9 @@ A task is one `TaskSpec` in every interface. `make docs` writes this page from t
 | [inbox](producing-work.md#the-inbox-a-stream-for-any-language) | the JSON of `request`, with `id`, which is the key |
 | [files of tasks](producing-work.md#files-of-tasks) | an object a line, or columns; with `id`, which is the key |
 | [schedules](cli.md), `PUT /schedules/NAME` | the options of `submit`, or `request`; each tick is a new conversation |
-| [A2A, MCP, OpenAI's API](serving.md#other-protocols), [AG-UI](ag-ui.md) | the fields of the protocol, and `metadata`, `options` or `deckhands` with the other fields |
+| [A2A, MCP, OpenAI's API](serving.md#other-protocols), [AG-UI](protocols.md) | the fields of the protocol, and `metadata`, `options` or `deckhands` with the other fields |
 
-[Features by way in](ways-in.md) shows the unsupported features of each, and why. All have the same defaults and refuse an unknown field by its name. The worker that opens the workspace reads the files of the repository (`AGENTS.md`, [skills](skills.md), [set-up scripts](workspaces.md#scripts-of-a-repository)).
+[Features by way in](tasks.md#features-by-way-in) shows the unsupported features of each, and why. All have the same defaults and refuse an unknown field by its name. The worker that opens the workspace reads the files of the repository (`AGENTS.md`, [skills](agents.md#skills), [set-up scripts](workspaces.md#scripts-of-a-repository)).
 
 Python also takes paths and bytes as `images`, a Pydantic model as `output`, a `timedelta` as `delay` or `expires`, an archive on your machine as `workspace`, and `tenancy=Tenancy(…)` for `tenant`, `experiment` and `priority`. `headless` is false by default in a `Conversation` and in `deckhands chat`, because a user is there.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import deckhands
 from tests.house_rules import MAY_IMPORT
 from tests.source_code import ROOT, tracked_sources
 
@@ -88,6 +89,16 @@ def test_every_test_that_a_page_names_exists() -> None:
     named = {(path, name) for path, text in pages for name in re.findall(r"`(test_\w+)`", text)}
     missing = sorted((path, name) for path, name in named if name not in known | {"test_patch"})  # a field of SWE-bench
     assert not missing, f"name the tests that are there now: {missing}"
+
+
+def test_python_reference_has_each_public_name_once() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: deckhands\.(\w+)$", page, re.MULTILINE)) == sorted(deckhands.__all__)
+
+
+def test_site_shows_each_page_in_its_menu() -> None:
+    menu = re.findall(r"^ +- ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(menu) == sorted([*(path.name for path in (ROOT / "docs").glob("*.md")), "benchmarks.md"])
 
 
 def test_decision_12_lists_each_part_and_each_decision() -> None:

@@ -1,4 +1,4 @@
-"""Which features each way in has, and docs/ways-in.md, made of this table. `make docs` writes the page.
+"""Which features each way in has, and the section of docs/tasks.md that is made of this table.
 
 Holds: a field of `TaskSpec` belongs to a feature or to `NOT_FEATURES`; tests/end_to_end/test_ways_in.py tries each cell.
 """
@@ -55,29 +55,29 @@ WAYS = (
     Way("a2a", "A2A", "serving.md#agents-for-other-agents-a2a", "`metadata`"),
     Way("mcp", "MCP", "serving.md#agents-as-tools-mcp", "arguments, and `options`"),
     Way("openai", "OpenAI", "serving.md#openais-chat-completions", "the fields of that API, and `deckhands`"),
-    Way("ag-ui", "AG-UI", "ag-ui.md", "`forwardedProps.deckhands`"),
+    Way("ag-ui", "AG-UI", "protocols.md", "`forwardedProps.deckhands`"),
     Way("acp", "ACP", "serving.md#editors-acp", "options of `deckhands acp`"),
 )
 
 REPOSITORY = (
     Feature("workspace", "workspace", "workspaces.md", ("workspace",)),
-    Feature("skills", "repository skills", "skills.md"),
-    Feature("agents_md", "`AGENTS.md`", "skills.md"),
-    Feature("agent_files", "agents in files", "delegation.md#agents-in-files"),
+    Feature("skills", "repository skills", "agents.md#skills"),
+    Feature("agents_md", "`AGENTS.md`", "agents.md#skills"),
+    Feature("agent_files", "agents in files", "agents.md#agents-in-files"),
     Feature("setup", "`setup.sh`", "workspaces.md#scripts-of-a-repository"),
-    Feature("hooks", "hooks", "hooks.md"),
+    Feature("hooks", "hooks", "security.md#hooks"),
 )
 AGENT = (
     Feature("agent", "agent", "agents.md", ("agent",)),
     Feature("model", "model", "models.md", ("model",)),
     Feature("images", "images", "tasks.md", ("images",)),
     Feature("tools", "tools", "tools.md", ("tools",)),
-    Feature("secrets", "secrets", "secrets.md", ("secrets",)),
-    Feature("limits", "limits", "limits.md", ("limits",)),
+    Feature("secrets", "secrets", "security.md#secrets", ("secrets",)),
+    Feature("limits", "limits", "quotas.md#limits-and-errors", ("limits",)),
     Feature("confirmation", "confirmation", "security.md", ("agent",)),
     Feature("output", "structured output", "python.md", ("output",)),
-    Feature("delegates", "delegates", "delegation.md", ("agent",)),
-    Feature("check", "check of the result", "goals.md", ("agent",)),
+    Feature("delegates", "delegates", "agents.md#delegates", ("agent",)),
+    Feature("check", "check of the result", "long-work.md#goals-a-finish-that-is-checked", ("agent",)),
     Feature("headless", "whether a person is there", "tasks.md", ("headless",)),
 )
 CONVERSATION = (
@@ -149,22 +149,22 @@ MISSING: Mapping[tuple[str, str], str] = {
 }
 """Why a way in lacks a feature."""
 
-INTRODUCTION = """# Features by way in
+INTRODUCTION = """## Features by way in
 
-Each way in gives the same [task](tasks.md). This page shows which features of a task a way in has, and why it lacks one. `make docs` writes it from tests/ways_in.py; tests/end_to_end/test_ways_in.py submits a task by each way with each feature and looks for the effect, and tries that a way in refuses what it lacks.
+Each way in gives the same task. These tables show which features of a task a way in has, and why it lacks one. They are written from tests/ways_in.py; tests/end_to_end/test_ways_in.py submits a task by each way with each feature and looks for the effect, and tries that a way in refuses what it lacks.
 
 """
 
 
-def ways_in_page() -> str:
-    """Return the page."""
+def ways_in_section() -> str:
+    """Return the section."""
     notes = list(dict.fromkeys(MISSING.values()))
     ways = table(
         ("way in", "takes the fields of a task as"), [(f"[{way.title}]({way.place})", way.takes) for way in WAYS]
     )
-    tables = [f"## {title}\n\n{_table_of(features, notes)}" for title, features in TABLES.items()]
+    tables = [f"### {title}\n\n{_table_of(features, notes)}" for title, features in TABLES.items()]
     reasons = "\n".join(f"{number}. {why}" for number, why in enumerate(notes, 1))
-    return INTRODUCTION + "\n\n".join((ways, *tables, f"## Why it is missing\n\n{reasons}")) + "\n"
+    return INTRODUCTION + "\n\n".join((ways, *tables, f"### Why it is missing\n\n{reasons}")) + "\n"
 
 
 def _table_of(features: tuple[Feature, ...], notes: list[str]) -> str:

@@ -93,6 +93,7 @@ class ClusterConnection:
         self._reply_timeout_seconds = reply_timeout_seconds
         self._acks: Acks = acks
         self._links: dict[Host, MultiplexedConnection] = {}
+        self._loading: dict[Host, asyncio.Task[bool]] = {}
         self._left = 0
 
     @property
@@ -235,7 +236,7 @@ class ClusterConnection:
                 asked = _parse_place(rest.split()[1], node)
                 _, reply = await self._exchange(asked, [("ASKING",), command])
             elif str(reply).startswith(_NO_FUNCTION) and command[0] in _FUNCTIONS and node not in loaded:
-                if not await self._load_functions(node):
+                if not await self._load_once(node):
                     return check_reply(reply)
                 loaded.add(node)  # if it is still missing, this version has no such function
                 (reply,) = await self._exchange(node, [command])
@@ -246,6 +247,13 @@ class ClusterConnection:
                     self._topology.refresh_soon(unlike=node)
                 return check_reply(reply)
         raise StoreUnavailable(f"The nodes of the store's cluster redirect to each other: {reply}")
+
+    async def _load_once(self, node: Host) -> bool:
+        """Do what `_load_functions` does, once for all calls that wait: a thousand loads would stop the node."""
+        task = self._loading.get(node)
+        if task is None or task.done():
+            task = self._loading[node] = asyncio.create_task(self._load_functions(node))
+        return await asyncio.shield(task)
 
     async def _load_functions(self, node: Host) -> bool:
         """Load the functions into a primary that lacks them; return whether a repetition of the call may succeed.

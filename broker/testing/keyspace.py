@@ -48,6 +48,8 @@ class Keyspace:
         self.values: dict[bytes, Any] = {}
         self.changed_streams: set[bytes] = set()
         """Streams that have new entries or were removed since blocked reads were last served."""
+        self.expires: dict[bytes, int] = {}
+        """When keys expire, in milliseconds since the epoch."""
         self._clock = clock
 
     def now_ms(self) -> int:
@@ -72,10 +74,19 @@ class Keyspace:
             value = self.values[key] = kind()
         return value
 
+    def drop_expired(self) -> None:
+        """Delete the keys that have expired."""
+        if self.expires:
+            now_ms = self.now_ms()
+            for key in [key for key, at in self.expires.items() if at <= now_ms or key not in self.values]:
+                del self.expires[key]
+                self.values.pop(key, None)
+
     def drop_empty(self, key: bytes) -> None:
         """Delete an empty hash or set."""
         if not self.values.get(key, True):
             del self.values[key]
+            self.expires.pop(key, None)
 
 
 Arguments = list[bytes]
@@ -175,13 +186,19 @@ def _smembers(keys: Keyspace, args: Arguments) -> list[bytes]:
 
 
 def _zadd(keys: Keyspace, args: Arguments) -> int:
+    option = args[1].upper()
+    start = 2 if option in (b"NX", b"XX") else 1
     try:
-        scores = [float(score) for score in args[1::2]]
+        scores = [float(score) for score in args[start::2]]
     except ValueError as error:
         raise ReplyError("ERR value is not a valid float") from error
+    pairs = dict(zip(args[start + 1 :: 2], scores, strict=True))
     found = keys.find_or_create(args[0], SortedSet)
     before = len(found)
-    found.update(zip(args[2::2], scores, strict=True))
+    if start == 2:
+        pairs = {member: score for member, score in pairs.items() if (member in found) is (option == b"XX")}
+    found.update(pairs)
+    keys.drop_empty(args[0])
     return len(found) - before
 
 
@@ -283,14 +300,21 @@ def _get(keys: Keyspace, args: Arguments) -> bytes | None:
     return keys.find(args[0], bytes)
 
 
-def _set(keys: Keyspace, args: Arguments) -> StatusReply:
-    key, value = args
+def _set(keys: Keyspace, args: Arguments) -> StatusReply | None:
+    key, value, *options = args
+    if b"NX" in options and key in keys.values:
+        return None
     keys.values[key] = value
+    keys.expires.pop(key, None)
+    if b"PX" in options:
+        keys.expires[key] = keys.now_ms() + int(options[options.index(b"PX") + 1])
     return OK
 
 
 def _del(keys: Keyspace, args: Arguments) -> int:
     keys.changed_streams.update(args)
+    for key in args:
+        keys.expires.pop(key, None)
     return sum(keys.values.pop(key, None) is not None for key in args)
 
 
@@ -299,13 +323,19 @@ def _exists(keys: Keyspace, args: Arguments) -> int:
 
 
 def _pexpire(keys: Keyspace, args: Arguments) -> int:
-    """Reply like a server, but keep the key."""
-    return _exists(keys, args[:1])
+    """Set when a key expires; the option XX, of a key that does already, is not looked at."""
+    if args[0] not in keys.values:
+        return 0
+    keys.expires[args[0]] = keys.now_ms() + int(args[1])
+    return 1
 
 
-def _persist(_: Keyspace, __: Arguments) -> int:
-    """Reply that the key has no expiry; keys here never have one."""
-    return 0
+def _expire(keys: Keyspace, args: Arguments) -> int:
+    return _pexpire(keys, [args[0], args[1] + b"000"])
+
+
+def _persist(keys: Keyspace, args: Arguments) -> int:
+    return int(keys.expires.pop(args[0], None) is not None)
 
 
 def _type(keys: Keyspace, args: Arguments) -> StatusReply:
@@ -327,6 +357,9 @@ _TYPES = {
 def _rename(keys: Keyspace, args: Arguments) -> StatusReply:
     keys.changed_streams.update(args)
     keys.values[args[1]] = keys.values.pop(args[0])
+    keys.expires.pop(args[1], None)
+    if args[0] in keys.expires:
+        keys.expires[args[1]] = keys.expires.pop(args[0])
     return OK
 
 
@@ -341,6 +374,7 @@ def _describe_server(_: Keyspace, __: Arguments) -> bytes:
 
 
 COMMANDS: dict[bytes, Command] = {
+    b"EXPIRE": _expire,
     b"PEXPIRE": _pexpire,
     b"PERSIST": _persist,
     b"HSET": _hset,

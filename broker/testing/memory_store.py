@@ -47,6 +47,7 @@ class MemoryServer:
         Raises:
             ReplyError: the command was refused.
         """
+        self.keys.drop_expired()
         try:
             return self._perform(command)
         finally:

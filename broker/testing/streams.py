@@ -210,10 +210,7 @@ def _xlen(keys: Keyspace, args: Arguments) -> int:
 def _xrange(keys: Keyspace, args: Arguments) -> list[Any]:
     stream = keys.find(args[0], Stream) or Stream()
     count = int(args[4]) if len(args) > 3 else None
-    start = parse_id(args[1].removeprefix(b"("))
-    if args[1].startswith(b"("):
-        start = start[0], start[1] + 1
-    found = stream.find_ids(start, parse_id(args[2], seq=LAST_SEQ), count)
+    found = stream.find_ids(_parse_start(args[1]), parse_id(args[2], seq=LAST_SEQ), count)
     return [stream.to_reply(entry_id) for entry_id in found]
 
 
@@ -266,17 +263,79 @@ def _xpending(keys: Keyspace, args: Arguments) -> list[Any]:
             if group.list_pending(name)
         ]
         return [len(held), render_id(held[0][0]), render_id(held[-1][0]), counts]
-    first, final, count = parse_id(args[2]), parse_id(args[3], seq=LAST_SEQ), int(args[4])
-    held = [item for item in group.list_pending(args[5] if len(args) > 5 else None) if first <= item[0] <= final]
+    idle_ms, rest = (int(args[3]), args[4:]) if args[2].upper() == b"IDLE" else (0, args[2:])
+    first, final, count = _parse_start(rest[0]), parse_id(rest[1], seq=LAST_SEQ), int(rest[2])
     now = keys.now_ms()
+    held = [
+        (entry_id, item)
+        for entry_id, item in group.list_pending(rest[3] if len(rest) > 3 else None)
+        if first <= entry_id <= final and now - item.delivered_ms >= idle_ms
+    ]
     return [[render_id(n), item.consumer, now - item.delivered_ms, item.deliveries] for n, item in held[:count]]
 
 
+def _xclaim(keys: Keyspace, args: Arguments) -> list[Any]:
+    stream, group = _find_group(keys, args[0], args[1])
+    options = [part.upper() for part in args]
+    is_brief = b"JUSTID" in options
+    end = min((options.index(name) for name in (b"RETRYCOUNT", b"JUSTID") if name in options), default=len(args))
+    deliveries = int(args[options.index(b"RETRYCOUNT") + 1]) if b"RETRYCOUNT" in options else None
+    found = []
+    for entry_id in map(parse_id, args[4:end]):
+        if _claim(stream, group, entry_id, args[2], keys.now_ms(), idle_ms=int(args[3])):
+            item = group.pending[entry_id]
+            item.deliveries = item.deliveries + (not is_brief) if deliveries is None else deliveries
+            found.append(render_id(entry_id) if is_brief else stream.to_reply(entry_id))
+    return found
+
+
+def _xautoclaim(keys: Keyspace, args: Arguments) -> list[Any]:
+    stream, group = _find_group(keys, args[0], args[1])
+    now_ms, idle_ms, start, count = keys.now_ms(), int(args[3]), _parse_start(args[4]), int(args[6])
+    claimed: list[Any] = []
+    removed: list[bytes] = []
+    following: Id = (0, 0)
+    for entry_id, item in group.list_pending():
+        if entry_id < start:
+            continue
+        if len(claimed) + len(removed) == count:
+            following = entry_id
+            break
+        if entry_id not in stream.fields:
+            del group.pending[entry_id]
+            removed.append(render_id(entry_id))
+        elif _claim(stream, group, entry_id, args[2], now_ms, idle_ms=idle_ms):
+            item.deliveries += 1
+            claimed.append(stream.to_reply(entry_id))
+    return [render_id(following), claimed, removed]
+
+
+def _claim(stream: Stream, group: ConsumerGroup, entry_id: Id, consumer: bytes, now_ms: int, *, idle_ms: int) -> bool:
+    """Make a pending entry that of another consumer; return whether it was idle for so long and still exists."""
+    group.consumers[consumer] = None
+    item = group.pending.get(entry_id)
+    if item is not None and entry_id not in stream.fields:
+        del group.pending[entry_id]
+        item = None
+    if item is None or now_ms - item.delivered_ms < idle_ms:
+        return False
+    item.consumer = consumer
+    item.delivered_ms = now_ms
+    return True
+
+
+def _parse_start(text: bytes) -> Id:
+    """Parse the first id of a range; after `(`, the range begins behind it."""
+    return _next(parse_id(text[1:])) if text.startswith(b"(") else parse_id(text)
+
+
 def _xinfo(keys: Keyspace, args: Arguments) -> list[Any]:
-    assert args[0].upper() == b"GROUPS"
     stream = keys.find(args[1], Stream)
     if stream is None:
         raise ReplyError("ERR no such key")
+    if args[0].upper() == b"STREAM":
+        return [b"length", len(stream.ids), b"last-generated-id", render_id(stream.last)]
+    assert args[0].upper() == b"GROUPS"
     return [
         [
             *(b"name", name, b"consumers", len(group.consumers), b"pending", len(group.pending)),
@@ -323,5 +382,7 @@ COMMANDS: dict[bytes, Command] = {
     b"XREADGROUP": _read(b"XREADGROUP"),
     b"XACK": _xack,
     b"XPENDING": _xpending,
+    b"XCLAIM": _xclaim,
+    b"XAUTOCLAIM": _xautoclaim,
 }
 """All commands of this file, by name."""

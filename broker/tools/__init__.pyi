@@ -1,7 +1,8 @@
 from .bash_syntax import parse_bash as parse_bash
 from .custom_tools import CustomTool as CustomTool, ToolContext as ToolContext, ToolFailed as ToolFailed
 from .custom_tools import ToolRunner as ToolRunner, as_custom_tool as as_custom_tool
-from .custom_tools import make_idempotency_key as make_idempotency_key
+from .custom_tools import import_tool as import_tool, make_idempotency_key as make_idempotency_key
+from .custom_tools import refuse_while_importing as refuse_while_importing
 from .mcp_config import KEY_FIELD as KEY_FIELD, McpServerSpec as McpServerSpec, OAuthSpec as OAuthSpec
 from .mcp_config import read_servers as read_servers
 from .mcp_login import LoginNeeded as LoginNeeded, McpTokens as McpTokens, is_allowed as is_allowed

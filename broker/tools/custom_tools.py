@@ -14,7 +14,9 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol, get_type_hints, overload
 
 from pydantic import BaseModel, Field, ValidationError, create_model
@@ -23,6 +25,8 @@ from broker.contract import OutcomePolicy, ToolOffer
 from broker.runtime import DeckhandsError, UsageError
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
+_importing: ContextVar[str] = ContextVar("importing", default="")
+"""The module that a tool worker is importing."""
 
 
 class ToolFailed(DeckhandsError):
@@ -154,6 +158,36 @@ def custom_tool(
     if definition is None:
         return lambda found: _build_tool(found, name, pool, OutcomePolicy(outcome), timeout_seconds)
     return _build_tool(definition, name, pool, OutcomePolicy(outcome), timeout_seconds)
+
+
+def import_tool(name: str) -> Any:
+    """Return the object that `module:attribute` names, for a tool worker.
+
+    A script that defines tools is imported like every module. If it starts a conversation at its top level, that
+    conversation would start workers that import the script again, without end; see `refuse_while_importing`.
+    """
+    module, _, attribute = name.partition(":")
+    token = _importing.set(module)
+    try:
+        found: Any = import_module(module)
+    finally:
+        _importing.reset(token)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def refuse_while_importing() -> None:
+    """Refuse to use a cluster at the top level of a module that a tool worker is importing.
+
+    Raises:
+        UsageError: a tool worker imports this module for its tools.
+    """
+    if module := _importing.get():
+        raise UsageError(
+            f"The module {module} works with conversations while a tool worker imports it for its tools.",
+            remedy='Put the statements of the script under `if __name__ == "__main__":`.',
+        )
 
 
 def as_custom_tool(found: Any) -> CustomTool:

@@ -60,7 +60,7 @@ KILL_WAIT_SECONDS = 1.0
 """How long to wait for the end of a killed command."""
 ERROR_ID = "AGENT_ERROR$HOOK_VETO"
 ENTRY_POINTS = "deckhands.hooks"
-REMEDY = "See docs/hooks.md for the format of a hook."
+REMEDY = "See docs/security.md#hooks for the format of a hook."
 
 _log = logging.getLogger(__name__)
 

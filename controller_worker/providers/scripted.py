@@ -1,6 +1,6 @@
 """Models without a provider.
 
-`scripted/FILE` follows a script; docs/scripted-models.md describes the format. `replay/FILE` replays a recording that
+`scripted/FILE` follows a script; docs/models.md describes the format. `replay/FILE` replays a recording that
 `deckhands export` wrote. `silent` makes no call and costs nothing, for agents that decide without a model; for an agent
 whose loop is a program in the sandbox, it returns the program's message and reported cost.
 

@@ -33,7 +33,7 @@ OF_OWN_TOOLS = frozenset(
 )
 """Agents with a fixed set of tools: options that add a tool have no effect on them."""
 DELEGATES_PROMPT = "With the tool `delegate` you can hand tasks to these agents: {names}."
-REMEDY = "docs/delegation.md shows what a delegate's file holds."
+REMEDY = "docs/agents.md#delegates shows what a delegate's file holds."
 
 
 def check_takes_tools(agent: str, option: str) -> None:

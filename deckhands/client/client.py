@@ -43,7 +43,7 @@ from deckhands.client.named_directory import require_served
 from deckhands.client.starting import make_hold, start_conversation
 from deckhands.client.steering import Steering, to_model_switch
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.spec import TaskFields, TaskSpec
+from deckhands.client.tasks.spec import TaskFields, TaskSpec, with_shown_fields
 from deckhands.client.tasks.tasks import Directory, Image, check_task, to_image_urls
 from deckhands.client.transfers.commands import CommandResult, execute, start
 from deckhands.client.transfers.files import WorkspaceFiles
@@ -100,6 +100,7 @@ class Client(Steering):
         first = [self._act] if self._act is not None else ()
         return await start(self._masked, conversation_id, action, first=first, may_open=may_open)
 
+    @with_shown_fields
     async def submit(
         self,
         task: str | TaskSpec,

@@ -49,8 +49,10 @@ class ConversationClient(Protocol):
         """Return its events."""
         ...
 
-    def tail(self, conversation_id: str, *, after: int = 0, is_whole: bool = False) -> AsyncGenerator[Event, None]:
-        """Yield its events, then each new one."""
+    def tail(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_endless: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """Yield its events, then each new one; see `Client.tail`."""
         ...
 
     async def announce(self, conversation_id: str) -> None:

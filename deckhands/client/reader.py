@@ -29,12 +29,13 @@ from broker.log import (
 )
 from broker.runtime import BrokerSettings, CorruptEntry, StoreRefused, UnknownConversation
 from broker.store import Store
+from broker.tools import refuse_while_importing
 from deckhands.client.archive.storage import CorruptArchive
 from deckhands.client.connecting import open_cluster
 from deckhands.client.reading.summary import Summary, Tally, find_quoted_texts, summarize
 from deckhands.client.trajectories import Trajectory, read_trajectory
 from deckhands.client.verification import Verification, verify_log
-from deckhands.client.watcher import Watcher
+from deckhands.client.watcher import Watcher, tail_until_settled
 
 if TYPE_CHECKING:
     from deckhands.client.archive.archive import Archive, ArchivedConversation
@@ -69,6 +70,7 @@ class Reader:
         Raises:
             NoCluster: no URL is given or set, and no cluster is running here.
         """
+        refuse_while_importing()
         store = await open_cluster(url, shards=shards, patience_seconds=patience_seconds)
         return cls(store, BrokerSettings.from_env().archive)
 
@@ -126,13 +128,31 @@ class Reader:
             yield archived
 
     async def tail(
-        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
+        self,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        is_whole: bool = False,
+        is_lenient: bool = False,
+        is_endless: bool = False,
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events above `after`, then each new one as it is appended.
+        """Yield the events above `after`, then each new one as it is appended, until the conversation has settled.
 
-        Ends only if the conversation is archived. Takes the arguments of `events` and raises the errors of
-        `lost_tails.followed`.
+        A conversation has settled when nothing more happens in it without input; see `wait_until_settled`. Takes the
+        arguments of `events` and raises the errors of `tail_recording_gaps`.
+
+        Args:
+            is_endless: continue when it has settled; then only the archive ends the events.
         """
+        if not is_endless:
+            before = await self.events(conversation_id, is_lenient=True) if after else []
+            known = [event for event in before if event.id <= after]
+            tail = self.tail(conversation_id, after=after, is_whole=is_whole, is_lenient=is_lenient, is_endless=True)
+            ending = tail_until_settled(self, conversation_id, tail, known=known, after=after)
+            async with contextlib.aclosing(ending) as events:
+                async for event in events:
+                    yield event
+            return
         decode = decode_any if is_lenient else codec.decode
         try:
             await self.log.load_last_id(conversation_id)

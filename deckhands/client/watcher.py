@@ -413,7 +413,9 @@ class Ends:
 class Followable(Protocol):
     """The methods of a client that `follow` needs."""
 
-    def tail(self, conversation_id: str, *, after: int = 0, is_whole: bool = False) -> AsyncGenerator[Event, None]:
+    def tail(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_endless: bool = False
+    ) -> AsyncGenerator[Event, None]:
         """See `Client.tail`."""
         ...
 
@@ -441,7 +443,38 @@ async def follow(
     """
     if tally.last_event_id and await has_ended(client, conversation_id, tally, until=until):
         return
-    tail = client.tail(conversation_id, after=tally.last_event_id, is_whole=is_whole)
+    tail = client.tail(conversation_id, after=tally.last_event_id, is_whole=is_whole, is_endless=True)
+    async with contextlib.aclosing(end_tail(client, conversation_id, tally, tail, until=until)) as events:
+        async for event in events:
+            yield event
+
+
+async def tail_until_settled(
+    client: Followable, conversation_id: str, tail: AsyncGenerator[Event, None], *, known: Sequence[Event], after: int
+) -> AsyncGenerator[Event, None]:
+    """Yield the events of an endless tail that starts after an event, until the conversation has settled.
+
+    Args:
+        known: the events up to `after`.
+    """
+    tally = Tally.of(known)
+    if after and tally.last_event_id == after and await has_ended(client, conversation_id, tally):
+        await tail.aclose()
+        return
+    async with contextlib.aclosing(end_tail(client, conversation_id, tally, tail)) as events:
+        async for event in events:
+            yield event
+
+
+async def end_tail(
+    client: Followable,
+    conversation_id: str,
+    tally: Tally,
+    tail: AsyncGenerator[Event, None],
+    *,
+    until: Until = Until.SETTLED,
+) -> AsyncGenerator[Event, None]:
+    """Yield the events of an endless tail until the conversation's end; each is added to the tally first."""
     async with contextlib.aclosing(tail) as events:
         async for event in events:
             tally.add(event)

@@ -41,6 +41,7 @@ class Home:
         self.server_key = path / "server.key"
         self.metrics_token = path / "metrics.token"
         self.cluster_url_file = self.cluster / "url"
+        self.celery_url_file = self.cluster / "celery-url"
 
     def run_folder(self, conversation_id: str) -> Path:
         """Return the folder of a conversation's run, which may not exist."""
@@ -109,14 +110,17 @@ class Home:
             raise self._make_unusable_error(self.path, error) from error
 
     @contextmanager
-    def announce(self, url: str) -> Iterator[None]:
-        """Publish the cluster's URL to other terminals while the block runs."""
-        with os.fdopen(os.open(self.cluster_url_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(url + "\n")
+    def announce(self, url: str, celery_url: str) -> Iterator[None]:
+        """Publish the URLs of the cluster and of its Celery broker to this user's programs while the block runs."""
+        files = {self.celery_url_file: celery_url, self.cluster_url_file: url}
+        for path, content in files.items():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(content + "\n")
         try:
             yield
         finally:
-            self.cluster_url_file.unlink(missing_ok=True)
+            for path in files:
+                path.unlink(missing_ok=True)
 
     @property
     def has_had_cluster(self) -> bool:

@@ -46,18 +46,22 @@ class IngressWorker:
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
-        context = IngressContext(store, self._results, settings.broker_name)
+        try:
+            await self.serve(store, stop)
+        finally:
+            await store.aclose()
+
+    async def serve(self, store: Store, stop: asyncio.Event) -> None:
+        """Work with an open store until stopped, under a new name each time that this worker was swept."""
+        context = IngressContext(store, self._results, self._settings.broker_name)
         self.runs = Runs(context)
         self.commands = ConversationCommands(context)
         self._store = store
         self._is_open.set()
-        try:
-            while not stop.is_set():
-                self._session = life = _WorkerSession(context, self.runs, settings, self._evaluations)
-                async with life.membership.handing_back():
-                    await life.run(stop)
-        finally:
-            await store.aclose()
+        while not stop.is_set():
+            self._session = life = _WorkerSession(context, self.runs, self._settings, self._evaluations)
+            async with life.membership.handing_back():
+                await life.run(stop)
 
     async def wait_until_open(self) -> None:
         """Wait until the store is open."""

@@ -1,5 +1,6 @@
 from .diagnosis.diagnostics import DEAD_LETTERS as DEAD_LETTERS, FAILING as FAILING, RETENTION as RETENTION
 from .diagnosis.diagnostics import Finding as Finding, examine_machine as examine_machine
+from .diagnosis.diagnostics import examine_packages as examine_packages
 from .diagnosis.diagnostics import examine_retention as examine_retention, examine_store as examine_store
 from .diagnosis.diagnostics import find_sandbox_fault as find_sandbox_fault
 from .diagnosis.examination import examine_cluster as examine_cluster

@@ -50,7 +50,7 @@ class Forgotten(BaseModel):
 
 @routes.get("/keys", summary="List the keys of tenants")
 async def keys(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownDataKey]:
-    """List the data keys of tenants, and the master key of each; see docs/encryption.md."""
+    """List the data keys of tenants, and the master key of each; see docs/archive.md#encryption-at-rest."""
     masters = gateway.store.masters.ids
     return [ShownDataKey.of(record, masters) for record in await gateway.store.encryption.list_keys()]
 

@@ -194,7 +194,11 @@ class EventStream:
     async def _follow(self) -> bool:
         """Read until the stream ends. Returns False if the store became unavailable."""
         events = self._gateway.follower.tail(
-            self._conversation_id, after=self._after, is_whole=self._is_whole, is_lenient=True
+            self._conversation_id,
+            after=self._after,
+            is_whole=self._is_whole,
+            is_lenient=True,
+            is_endless=True,
         )
         try:
             async with contextlib.aclosing(events):

@@ -46,7 +46,7 @@ DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9a-f]{32}$", examples=["msg_0
 
 
 class NewWebhook(JsonBody):
-    """The address to notify, and the events to notify it about; see docs/webhooks.md."""
+    """The address to notify, and the events to notify it about; see docs/producing-work.md#webhooks."""
 
     model_config = ConfigDict(extra="forbid")
 

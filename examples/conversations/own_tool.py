@@ -2,8 +2,7 @@
 
 import sys
 
-from broker.tools.custom_tools import custom_tool
-from deckhands import Conversation
+from deckhands import Conversation, custom_tool
 
 
 @custom_tool(outcome="idempotent")

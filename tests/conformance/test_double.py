@@ -61,6 +61,9 @@ def _normal(name: str, reply: Any) -> Any:
         return sorted(reply)
     if name == "HGETALL":
         return dict(zip(reply[::2], _timeless(reply[1::2]), strict=True))
+    if name == "XINFO" and reply and isinstance(reply[0], bytes):
+        facts = dict(zip(reply[::2], reply[1::2], strict=True))
+        return _timeless([facts[b"length"], facts[b"last-generated-id"]])
     if name == "XINFO":
         # Servers do not agree on whether a read that finds nothing makes its consumer known.
         facts = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply]
@@ -121,6 +124,12 @@ def _on_stream(name: str) -> st.SearchStrategy[tuple[Any, ...]]:
         _command("XPENDING", name, groups, "-", "+", counts),
         _command("XPENDING", name, groups, ids, ids, "1"),
         _command("XPENDING", name, groups, "-", "+", counts, consumers),
+        _command("XPENDING", name, groups, "IDLE", "0", st.sampled_from(["-", "(0-0", "(5-1"]), "+", counts),
+        _command("XCLAIM", name, groups, consumers, "0", ids),
+        _command("XCLAIM", name, groups, consumers, "0", ids, ids, "RETRYCOUNT", "0", "JUSTID"),
+        _command("XCLAIM", name, groups, consumers, "999999", ids),
+        _command("XAUTOCLAIM", name, groups, consumers, "0", st.one_of(ids, st.just("0-0")), "COUNT", counts),
+        _command("XINFO", "STREAM", name),
         _command("XINFO", "GROUPS", name),
         _command("XTRIM", name, "MINID", ids),
         _command("XTRIM", name, "MAXLEN", "=", counts),
@@ -145,6 +154,7 @@ commands = st.one_of(
     _command("SMEMBERS", sets),
     _command("ZADD", sorted_sets, numbers, words),
     _command("ZADD", sorted_sets, numbers, words, numbers, words),
+    _command("ZADD", sorted_sets, st.sampled_from(["NX", "XX"]), numbers, words),
     _command("ZSCORE", sorted_sets, words),
     _command("ZREM", sorted_sets, words, words),
     _command("ZCARD", sorted_sets),
@@ -156,6 +166,8 @@ commands = st.one_of(
     _command("ZRANGEBYSCORE", sorted_sets, ends, ends),
     _command("ZRANGEBYSCORE", sorted_sets, ends, ends, "WITHSCORES", "LIMIT", "1", small),
     _command("SET", st.sampled_from(["t1", "h1"]), words),
+    _command("SET", "t1", words, "NX", "PX", "100000"),
+    _command("EXPIRE", hashes, "1000"),
     _command("GET", st.sampled_from(["t1", "h1"])),
     _command("DEL", st.sampled_from(["t1", "h1", "x2"]), "s1"),
     _command("EXISTS", "t1", "h1", "x1"),

@@ -21,7 +21,6 @@ from broker.contract.policies import ConfirmationPolicy
 from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
 from broker.contract.specs import AcpSpec, Limits
 from broker.contract.task_list import TaskTrackingObservation
-from broker.log.invariants import find_violations
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import Done, deckhands, environment
 from tests.programs import command_of
@@ -65,9 +64,8 @@ async def begun(
 async def settled(cluster: FaultCluster, cid: str, state: str = "finished") -> list[Event]:
     """Wait until it has come to rest, and return its log."""
     await cluster.settle([cid], limit=LIMIT_SECONDS)
-    row, events = await cluster.client.row(cid), await cluster.client.events(cid)
-    assert row.state == state, [event.sentence for event in events[-6:]]
-    assert not find_violations(events, conversation_id=cid, is_strict=True, last_event_id=row.last_event_id)
+    events = await cluster.check_log(cid)
+    assert (await cluster.client.row(cid)).state == state, [event.sentence for event in events[-6:]]
     return events
 
 

@@ -37,7 +37,7 @@ CONFIRMED = {"agent": {"confirmation": {"mode": "always"}}}
 
 def programs_of_page() -> dict[str, str]:
     """The JavaScript of the page, by the names in its first lines."""
-    blocks = [block.text for block in blocks_of("docs/ag-ui.md") if block.language == "javascript"]
+    blocks = [block.text for block in blocks_of("docs/protocols.md") if block.language == "javascript"]
     return {block.split()[1].rstrip(":"): block for block in blocks}
 
 

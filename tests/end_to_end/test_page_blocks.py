@@ -1,6 +1,6 @@
 """Every block of every page, as a reader who follows the page runs it: offline, on one cluster, with scripted models.
 
-Each page has its directory, with the files of `prepare` and the named files of the page. Its blocks run in their order;
+Each page, or part of one, has its directory, with the files of `prepare` and the named files of the page. Its blocks run in their order;
 `ID` is a conversation. `# … exit code 3` after a command is its expected exit code, all others succeed.
 """
 
@@ -34,12 +34,10 @@ from tests.source_code import ROOT
 from tests.turns import call, finish, script
 
 LIMIT_SECONDS = 120.0
-PAGES = [
-    page
-    for page in pages()
-    if page not in RUN_ELSEWHERE
-    and any(block.language in (*SHELL, "python") and not block.not_run for block in blocks_of(page))
-]
+BLOCKS = [block for page in pages() for block in blocks_of(page) if block.part not in RUN_ELSEWHERE]
+PARTS = list(
+    dict.fromkeys(block.part for block in BLOCKS if block.language in (*SHELL, "python") and not block.not_run)
+)
 WRITING = run_command("mkdir -p src web build; echo 1 > src/a.py; echo old > notes.txt")
 ASKED = [run_command(f"echo {number} > asked.txt") for number in range(9)]
 COUNTED = finish("Done.", output={"packages": {"shop": 3}})
@@ -94,7 +92,7 @@ class Reader:
             path = self.directory / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
-        if block.not_run or (block.file and block.language != "python"):
+        if block.not_run or block.how.is_later or (block.file and block.language != "python"):
             return
         if block.language == "python":
             await self._execute(block)
@@ -257,15 +255,16 @@ def install_poets(site: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("page", PAGES)
-async def test_every_block_of_the_page_runs(world: tuple[Path, dict[str, str]], page: str) -> None:
+@pytest.mark.parametrize("part", PARTS)
+async def test_every_block_of_the_page_runs(world: tuple[Path, dict[str, str]], part: str) -> None:
     served, env = world
-    directory = served / page.replace("/", "-")
+    directory = served / re.sub("[/#]", "-", part)
     prepare(directory)
     (directory / ".venv" / "bin").mkdir(parents=True)
     (directory / ".venv" / "bin" / "deckhands").symlink_to(served.parent / "bin" / "deckhands")
     with ExitStack() as private:
         reader = Reader(directory, dict(env), private)
-        for block in blocks_of(page):
-            await reader.follow(block)
+        for block in BLOCKS:
+            if block.part == part:
+                await reader.follow(block)
         await reader.see_that_all_went_well()

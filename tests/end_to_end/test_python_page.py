@@ -21,6 +21,7 @@ from deckhands.client.reader import Reader
 from deckhands.client.steering import Steering
 from deckhands.client.transfers.files import WorkspaceFiles
 from tests.integration.command_line import cluster, run_command
+from tests.page_blocks import blocks_of, pages
 from tests.source_code import ROOT
 from tests.turns import finish, script
 
@@ -81,9 +82,11 @@ async def test_every_block_of_the_page_runs(home: Path, tmp_path: Path, monkeypa
 
 def test_every_public_name_is_in_an_example() -> None:
     used = set()
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        for node in ast.walk(ast.parse(block)):
+    for block in (block for page in pages() for block in blocks_of(page) if block.language == "python"):
+        tree = compile(block.text, block.place, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        for node in ast.walk(tree):
             used |= {getattr(node, "id", ""), getattr(node, "attr", "")}
+            used |= {one.name for one in node.names} if isinstance(node, ast.ImportFrom) else set()
     methods = {
         name for owner in (Client, Steering, Reader, WorkspaceFiles) for name in vars(owner) if not name.startswith("_")
     }
@@ -105,8 +108,14 @@ def test_every_public_name_is_in_an_example() -> None:
         ({"tools": "weather"}, "The argument tools is 'weather'. Pass a list of strings."),
         ({"tools": 5}, "The argument tools is 5. Pass a list of strings."),
         ({"output": int}, "The argument output is <class 'int'>. Pass a Pydantic model or a JSON Schema."),
-        ({"secrets": ["TOKEN"]}, "The argument secrets is not a mapping of strings. Pass {'NAME': 'value'}."),
-        ({"secrets": {"TOKEN": 5}}, "The argument secrets is not a mapping of strings."),
+        (
+            {"secrets": ["TOKEN"]},
+            "The argument secrets is not a mapping of names to strings or SecretReference objects.",
+        ),
+        (
+            {"secrets": {"TOKEN": 5}},
+            "The argument secrets is not a mapping of names to strings or SecretReference objects. Pass {'NAME",
+        ),
         ({"tenancy": "shop"}, "The argument tenancy is 'shop'. Pass Tenancy("),
         ({"title": 5}, "The argument title is 5."),
         ({"conversation_id": 5}, "The argument conversation_id is 5."),

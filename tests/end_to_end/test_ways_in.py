@@ -1,4 +1,4 @@
-"""Each feature of a task by each way in: the cells of docs/ways-in.md, one by one, on one cluster of real workers."""
+"""Each feature of a task by each way in: the cells of docs/tasks.md#features-by-way-in, one by one, on one cluster of real workers."""
 
 from __future__ import annotations
 

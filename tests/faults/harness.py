@@ -238,12 +238,8 @@ class FaultCluster:
         await self.settle(ids, limit=limit)
         unknown_found = 0
         for conversation_id in ids:
-            events = await self.client.events(conversation_id)
+            events = await self.check_log(conversation_id)
             row = await self.client.row(conversation_id)
-            known = {"conversation_id": conversation_id, "last_event_id": row.last_event_id}
-            found = find_violations(events, **known, is_strict=True)
-            found += (await self.client.verify(conversation_id)).violations
-            assert not found, [item.text for item in found]
             assert row.state == state, (row, [event.sentence for event in events[-5:]])
             await self._check_fold(conversation_id, events)
             here = sum(isinstance(event, OutcomeUnknownObservation) for event in events)
@@ -254,6 +250,20 @@ class FaultCluster:
             assert len(begun) == len(set(begun)), f"run twice: {effects}"
             assert len(ended) >= commands - here, f"not run: {effects}"
         assert unknown_found <= unknown, f"{unknown_found} unknown outcomes, at most {unknown} expected"
+
+    async def check_log(self, conversation_id: str) -> Sequence[Event]:
+        """Check the log of a conversation, and what the index says about it; return its events.
+
+        A log can still grow after its conversation has come to rest: a party reports that it has stopped.
+        """
+        row = None
+        while row != (row := await self.client.row(conversation_id)):
+            events = await self.client.events(conversation_id)
+        known = {"conversation_id": conversation_id, "last_event_id": row.last_event_id}
+        found = find_violations(events, **known, is_strict=True)
+        found += (await self.client.verify(conversation_id)).violations
+        assert not found, [item.text for item in found]
+        return events
 
     async def _check_fold(self, conversation_id: str, events: Sequence[Event]) -> None:
         keys = await self.client.store.locate(conversation_id)

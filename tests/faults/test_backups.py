@@ -1,4 +1,4 @@
-"""Backups of the store by each way of docs/backup.md, restored: what is lost, and that conversations continue."""
+"""Backups of the store by each way of docs/archive.md#backup-and-restore, restored: what is lost, and that conversations continue."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_a_restored_store_has_all_until_the_backup_and_continues(
 
 
 async def test_a_snapshot_beside_an_append_only_file_is_not_loaded(cluster: FaultCluster, tmp_path: Path) -> None:
-    """Why docs/backup.md makes the snapshot the base of an append-only file."""
+    """Why docs/archive.md#backup-and-restore makes the snapshot the base of an append-only file."""
     (cid,) = await cluster.submit(steps(1))
     await save_snapshot(cluster, tmp_path / "backup")
     await cluster.kill_store()

@@ -239,6 +239,7 @@ async def test_a_new_primary_gets_the_functions_with_its_first_call(cluster: Clu
         await asyncio.sleep(0)
     assert len(await asyncio.gather(*calls)) > 1
     assert len(await node.call("FUNCTION", "LIST")) == 1
+    assert b"cmdstat_function|load:calls=1," in await node.call("INFO", "commandstats")
     with pytest.raises(StoreRefused, match="Function not found"):
         await store.connection.call("FCALL", "deck_no_such", 1, names.root)
     assert await store.call("HEXISTS", STORE, VERSION_FIELD) == 1

@@ -13,7 +13,6 @@ import pytest
 from broker.contract.actions import MCPAction
 from broker.contract.events import Observation
 from broker.contract.observations import MCPQuestionObservation, ServerQuestion
-from broker.log.invariants import find_violations
 from broker.tools.custom_tools import ToolContext
 from broker.tools.mcp_config import McpServerSpec
 from controller_worker.loop.replay import replay
@@ -75,12 +74,7 @@ async def last_answer(cluster: FaultCluster, conversation_id: str) -> Any:
 
 
 async def check_log(cluster: FaultCluster, conversation_id: str) -> None:
-    events = await cluster.client.events(conversation_id)
-    row = await cluster.client.row(conversation_id)
-    known = {"conversation_id": conversation_id, "last_event_id": row.last_event_id}
-    found = find_violations(events, **known, is_strict=True)
-    found += (await cluster.client.verify(conversation_id)).violations
-    assert not found, [item.text for item in found]
+    events = await cluster.check_log(conversation_id)
     assert replay(events).divergence is None
 
 

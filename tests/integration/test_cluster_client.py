@@ -139,6 +139,32 @@ async def test_cancelling_waits_until_the_agent_has_stopped(client, cid):
     assert (await cancelling).state == "stopped"
 
 
+async def test_tail_ends_when_the_conversation_settles(client, cid):
+    tailing = asyncio.ensure_future(collect(client.tail(cid)))
+    await settle(client, cid, "finished")
+    seen = await tailing
+    assert [event.id for event in seen] == [1, 2, 3, 4]
+    assert [event.id for event in await collect(client.tail(cid, after=2))] == [3, 4]
+    assert await collect(client.tail(cid, after=4)) == []
+    await client.send_message(cid, "Once more.")
+    await settle(client, cid, "finished")
+    assert [event.id for event in await collect(client.tail(cid, after=4))] == [5, 6, 7]
+
+
+async def test_endless_tail_continues_after_settling(client, cid):
+    await settle(client, cid, "finished")
+    async for event in client.tail(cid, is_endless=True):
+        if event.id == 4:
+            await client.send_message(cid, "Once more.")
+        if event.id == 5:
+            break
+    assert event.content == "Once more."
+
+
+async def collect(events):
+    return [event async for event in events]
+
+
 async def test_cancelling_what_is_over_changes_nothing(client, cid):
     await settle(client, cid, "finished")
     assert (await client.cancel(cid, wait_seconds=60)).state == "finished"

@@ -21,7 +21,13 @@ from broker.runtime.settings import BrokerSettings
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.webhook_jobs import deliver, has_news, notify, open_repository
 from deckhands.operations.webhooks.repository import MAX_WAITING
-from deckhands.operations.webhooks.sending import AddressRefused, WebhookResponse, parse_networks, resolve_address, send
+from deckhands.operations.webhooks.sending import (
+    AddressRefused,
+    WebhookResponse,
+    parse_networks,
+    resolve_address,
+    send_request,
+)
 from deckhands.operations.webhooks.webhook import RETRY_SECONDS
 from tests.certificates import certificate_in
 from tests.polling import unhurried
@@ -269,7 +275,7 @@ async def test_certificate_is_checked_for_the_name_not_the_address(tmp_path: Pat
         trust = ssl.create_default_context(cafile=str(certificate))
         async with receiving(context) as receiver:
             url = f"https://localhost:{receiver.port}/"
-            answers.append(await send(url, "{}", {}, parse_networks("127.0.0.0/8,::1"), trust))
+            answers.append(await send_request(url, "{}", {}, parse_networks("127.0.0.0/8,::1"), trust))
             hosts = [headers["host"] for headers, _ in receiver.requests]
             assert hosts == [f"localhost:{receiver.port}" for _ in names]
     right, wrong = answers
@@ -280,7 +286,8 @@ async def test_certificate_is_checked_for_the_name_not_the_address(tmp_path: Pat
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX-Padding: "])
 async def test_a_receiver_that_does_not_answer_is_left_in_time(head: bytes) -> None:
     """One takes the request and is silent; one starts an answer whose head never ends."""
-    assert inspect.signature(send).parameters["limit_seconds"].default == 15.0  # as docs/webhooks.md says
+    limit_seconds = inspect.signature(send_request).parameters["limit_seconds"].default
+    assert limit_seconds == 15.0  # as docs/producing-work.md#webhooks says
 
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head)
@@ -294,7 +301,7 @@ async def test_a_receiver_that_does_not_answer_is_left_in_time(head: bytes) -> N
     receiver = await asyncio.start_server(trickle, "127.0.0.1", 0)
     url, trust = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}/", ssl.create_default_context()
     async with asyncio.timeout(unhurried(10)):
-        answer = await send(url, "{}", {}, parse_networks(PRIVATE), trust, limit_seconds=0.5)
+        answer = await send_request(url, "{}", {}, parse_networks(PRIVATE), trust, limit_seconds=0.5)
     receiver.close()
     assert answer == WebhookResponse(None, "It has not answered within 0.5 s.")
 

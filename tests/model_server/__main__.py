@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the first line printed is the port")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--script", type=Path, help="a file as in docs/scripted-models.md")
+    source.add_argument("--script", type=Path, help="a file as in docs/models.md#scripted-models")
     source.add_argument("--builtin", default="finish", help="finish, say:TEXT, bash:N or forever")
     parser.add_argument("--latency", type=float, help="seconds per reply, instead of the script's")
     parser.add_argument(

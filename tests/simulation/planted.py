@@ -286,3 +286,36 @@ def top_up_silently(execute: Execute, command: Arguments) -> Any:
     if command[0] == b"FCALL" and command[1].startswith(b"deck_budget_"):
         return reply[:2]
     return reply
+
+
+def leave_entries_of_the_dead(execute: Execute, command: Arguments) -> Any:
+    """Entries of the inbox that a dead worker has read are found by no other one."""
+    return [] if command[:2] == [b"XPENDING", b"deck:inbox"] else execute(command)
+
+
+def forget_callers(execute: Execute, command: Arguments) -> Any:
+    """Nobody looks for callers whose conversations have ended, and notices of the dead are lost."""
+    if command[0] == b"XAUTOCLAIM" and command[1].endswith(b":notices"):
+        return [b"0-0", [], []]
+    if command[0] == b"ZRANGEBYSCORE" and command[1].endswith(b":awaited"):
+        return []
+    return execute(command)
+
+
+def tell_of_later_events(execute: Execute, command: Arguments) -> Any:
+    """Events that come while deliveries are planned count as planned."""
+    return execute([*command[:-1], b"1000000"] if _is_call(command, b"deck_told") else command)
+
+
+def keep_lines(execute: Execute, command: Arguments) -> Any:
+    """A line of deliveries that a worker has taken is never due again."""
+    if _is_call(command, b"deck_take_delivery"):
+        command = [*command[:-1], b"100000000"]
+    return execute(command)
+
+
+def end_attempts_silently(execute: Execute, command: Arguments) -> Any:
+    """A delivery that the receiver refused counts as delivered."""
+    if _is_call(command, b"deck_end_attempt") and command[-2] != b"":
+        command = [*command[:-2], b"", command[-1]]
+    return execute(command)

@@ -152,7 +152,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False
-                with contextlib.suppress(RuntimeError):
+                with contextlib.suppress(RuntimeError, BaseExceptionGroup):  # a group of tasks that is left
                     task.get_coro().close()
         self._tasks.clear()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import importlib
 import inspect
 import logging
 import threading
@@ -33,7 +32,16 @@ from broker.contract import (
 from broker.coordination import ActionClaimed, ActionReclaimed
 from broker.runtime import UsageError, explain_passing, find_missing_variable
 from broker.secrets import Masker
-from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure, ToolRunner, as_custom_tool, entry_points
+from broker.tools import (
+    CustomTool,
+    ToolContext,
+    ToolFailed,
+    ToolFailure,
+    ToolRunner,
+    as_custom_tool,
+    entry_points,
+    import_tool,
+)
 
 ENTRY_POINTS = "deckhands.tools"
 UNKNOWN_TEXT = (
@@ -174,7 +182,7 @@ def load_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | N
         masker: Masks the worker's secrets in the reasons of failures.
     """
     sources: list[tuple[str, Callable[[], Any], str]] = [
-        (name, partial(_import_tool, name), REMEDY_OF_NAMED) for name in named
+        (name, partial(import_tool, name), REMEDY_OF_NAMED) for name in named
     ]
     sources += [
         (f"the entry point {point.name} of {ENTRY_POINTS}", point.load, REMEDY_OF_PACKAGE)
@@ -195,14 +203,6 @@ def load_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | N
             failures.append(ToolFailure(source=source, reason=reason, remedy=remedy))
     served = {"", *pools}
     return OfferedTools([tool for tool in tools if tool.offer.pool in served], failures)
-
-
-def _import_tool(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
 
 
 async def _run_tool(tool: CustomTool, run: ToolRunner, arguments: Any, context: ToolContext) -> Any:

@@ -18,6 +18,7 @@ from deckhands.operations import (
     Finding,
     examine_cluster,
     examine_machine,
+    examine_packages,
     examine_retention,
     examine_store,
 )
@@ -67,6 +68,7 @@ def doctor(options: DoctorOptions) -> None:
     """
     settings = CliSettings.from_env()
     findings = [
+        *examine_packages(),
         *examine_machine(settings.environment),
         *_check_store(settings, None if options.all_logs else options.logs),
         *examine_retention(settings.environment),

@@ -249,7 +249,7 @@ async def _follow(settings: CliSettings, conversation_id: str, printer: EventPri
     async with (
         conversation_client(settings, conversation_id) as client,
         printer.live(),
-        contextlib.aclosing(client.tail(conversation_id, is_whole=True, is_lenient=True)) as events,
+        contextlib.aclosing(client.tail(conversation_id, is_whole=True, is_lenient=True, is_endless=True)) as events,
     ):
         async for event in events:
             printer.event(event)

@@ -202,7 +202,7 @@ async def _run_cluster(home: Home, spec: ClusterSpec, settings: CliSettings, opt
     page = contextlib.AsyncExitStack()
     try:
         await cluster.start()
-        with home.announce(cluster.url):
+        with home.announce(cluster.url, cluster.store.celery_url):
             ready = asyncio.ensure_future(cluster.until_ready())
             stopped = asyncio.ensure_future(stop.wait())
             await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)

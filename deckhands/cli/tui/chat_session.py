@@ -178,7 +178,8 @@ class Chat:
             self._following.append(asyncio.ensure_future(self._pieces()))
             while True:
                 try:
-                    async with contextlib.aclosing(self._place.client.tail(name, after=after, is_whole=True)) as events:
+                    tail = self._place.client.tail(name, after=after, is_whole=True, is_endless=True)
+                    async with contextlib.aclosing(tail) as events:
                         async for event in events:
                             after = event.id
                             await self._fold(event, is_old=event.id <= last - OLD_EVENTS_SHOWN)

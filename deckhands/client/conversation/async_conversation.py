@@ -27,7 +27,7 @@ from broker.contract import (
 from broker.log import LivePiece
 from broker.runtime import UnknownConversation, UsageError
 from broker.secrets import SecretValue
-from broker.tools import CustomTool
+from broker.tools import CustomTool, refuse_while_importing
 from deckhands.client.changing import Change
 from deckhands.client.conversation.cluster_connection import (
     ClusterConnection,
@@ -44,7 +44,7 @@ from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.spec import UNNAMED_TASK, TaskFields
+from deckhands.client.tasks.spec import UNNAMED_TASK, TaskFields, with_shown_fields
 from deckhands.client.tasks.tasks import Image, check_task, to_image_urls
 from deckhands.client.trajectories import Trajectory
 from deckhands.client.transfers.commands import CommandResult
@@ -62,6 +62,7 @@ class AsyncConversation(Generic[OutputT]):
     is_threaded = False
     """Whether callbacks that are not asynchronous run in a thread."""
 
+    @with_shown_fields
     def __init__(
         self,
         agent: AgentSpec | str | None = None,
@@ -95,6 +96,7 @@ class AsyncConversation(Generic[OutputT]):
         Raises:
             UsageError: an argument cannot be used.
         """
+        refuse_while_importing()
         check_cluster(cluster)
         found = inputs.to_agent_spec(agent, None)
         if confirmation is not None:

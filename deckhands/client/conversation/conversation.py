@@ -1,138 +1,21 @@
 """`Conversation`: the blocking twin of `AsyncConversation`, for programs that are not asynchronous.
 
-Each method is one line, with the same name, parameters and types as its twin:
-
-    class Twin(Blocking[AsyncThing]):
-        ask = blocking(AsyncThing.ask)
-        watch = blocking_iterator(AsyncThing.watch)
-
-The asynchronous object lives in an event loop of another thread (anyio's portal), which ends with the twin.
-
 Holds: every method has the name and the parameters of its asynchronous twin, which does the work.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
-
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from collections.abc import Mapping, Sequence
+from typing import Generic, Self, Unpack
 
 from broker.contract import AgentSpec, ConfirmationPolicy
 from broker.tools import CustomTool
 from deckhands.client.conversation.async_conversation import AsyncConversation
+from deckhands.client.conversation.blocking import Blocking, LoopThread, blocking, blocking_iterator
 from deckhands.client.conversation.following import AsyncFiles, Callback
 from deckhands.client.conversation.outcome import Outcome, OutputT
 from deckhands.client.tasks.spec import TaskFields
-
-P = ParamSpec("P")
-R = TypeVar("R")
-A = TypeVar("A")
-S = TypeVar("S")
-
-_END = object()
-
-
-class LoopThread:
-    """An event loop in another thread, started when it is first used."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._portal: BlockingPortal | None = None
-
-    def call(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Run a coroutine function in the loop and return its result. Must not be called in the loop's own thread."""
-        if self._portal is None:
-            self._portal = self._stack.enter_context(start_blocking_portal())
-        result: R = self._portal.call(work)
-        return result
-
-    def close(self) -> None:
-        """End the loop and its thread. Idempotent."""
-        self._portal = None
-        self._stack.close()
-
-
-class Blocking(Generic[A]):
-    """An object whose asynchronous `twin` does the work, in `loop`."""
-
-    def __init__(self, twin: A, loop: LoopThread) -> None:
-        self.twin = twin
-        self.loop = loop
-
-
-class BlockingMethod(Generic[P, R]):
-    """A blocking form of a coroutine method of the twin."""
-
-    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
-        self._method = method
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> BlockingMethod[P, R]: ...
-
-    @overload
-    def __get__(self, instance: Blocking[Any], owner: type) -> Callable[P, R]: ...
-
-    def __get__(self, instance: Blocking[Any] | None, owner: type) -> BlockingMethod[P, R] | Callable[P, R]:
-        """Bind the method to an object."""
-        if instance is None:
-            return self
-        method = self._method
-
-        @functools.wraps(getattr(instance.twin, method.__name__))
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return instance.loop.call(functools.partial(method, instance.twin, *args, **kwargs))
-
-        return call
-
-
-class BlockingIterator(Generic[P, R]):
-    """An asynchronous generator of the twin, as an iterator."""
-
-    def __init__(self, method: Callable[Concatenate[Any, P], AsyncGenerator[R]]) -> None:
-        self._method = method
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> BlockingIterator[P, R]: ...
-
-    @overload
-    def __get__(self, instance: Blocking[Any], owner: type) -> Callable[P, Iterator[R]]: ...
-
-    def __get__(self, instance: Blocking[Any] | None, owner: type) -> BlockingIterator[P, R] | Callable[P, Iterator[R]]:
-        """Bind the method to an object."""
-        if instance is None:
-            return self
-        method = self._method
-
-        @functools.wraps(getattr(instance.twin, method.__name__))
-        def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-            items, call = method(instance.twin, *args, **kwargs), instance.loop.call
-
-            async def next_one() -> R | object:
-                return await anext(items, _END)
-
-            try:
-                while (item := call(next_one)) is not _END:
-                    yield cast("R", item)
-            finally:
-                call(items.aclose)
-
-        return iterate
-
-
-def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> BlockingMethod[P, R]:
-    """Return the blocking twin of an asynchronous method."""
-    return BlockingMethod(method)
-
-
-def blocking_iterator(method: Callable[Concatenate[S, P], AsyncGenerator[R]]) -> BlockingIterator[P, R]:
-    """Return the blocking twin of an asynchronous generator."""
-    return BlockingIterator(method)
 
 
 class Files(Blocking[AsyncFiles]):

@@ -32,7 +32,7 @@ from deckhands.client.tasks.tasks import Image, check_task, to_image_urls
 from deckhands.client.trajectories import Trajectory
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.verification import Verification
-from deckhands.client.watcher import Until, Watcher
+from deckhands.client.watcher import Until, Watcher, tail_until_settled
 
 LOOKED_UP_AT_ONCE = 100
 """The maximum that a server accepts in one request."""
@@ -141,9 +141,17 @@ class RemoteClient:
         return found
 
     async def tail(
-        self, conversation_id: str, *, after: int = 0, is_whole: bool = False
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_endless: bool = False
     ) -> AsyncGenerator[Event, None]:
         """Yield the events above `after`, then each new one; see `Client.tail`."""
+        if not is_endless:
+            known = [event for event in await self.events(conversation_id) if event.id <= after] if after else []
+            tail = self.tail(conversation_id, after=after, is_whole=is_whole, is_endless=True)
+            ending = tail_until_settled(self, conversation_id, tail, known=known, after=after)
+            async with contextlib.aclosing(ending) as events:
+                async for event in events:
+                    yield event
+            return
         path, seen = f"/conversations/{conversation_id}/stream", after
         while True:
             messages = self._calls.stream(path, {"after": seen, "whole": is_whole})

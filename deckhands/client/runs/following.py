@@ -54,7 +54,8 @@ async def follow(
     after = 0
     while True:
         try:
-            async with contextlib.aclosing(client.tail(conversation_id, after=after, is_whole=True)) as events:
+            tail = client.tail(conversation_id, after=after, is_whole=True, is_endless=True)
+            async with contextlib.aclosing(tail) as events:
                 await following.until_settled(_EventReader(events))
                 return
         except EventsLost as lost:

@@ -180,8 +180,8 @@ def to_secrets(secrets: Mapping[str, SecretValue] | None) -> Mapping[str, Secret
     )
     if not is_fit:
         raise UsageError(
-            "The argument secrets is not a mapping of strings.",
-            remedy="Pass {'NAME': 'value'}, or a SecretReference as the value.",
+            "The argument secrets is not a mapping of names to strings or SecretReference objects.",
+            remedy="Pass {'NAME': 'value'} or {'NAME': SecretReference(source='vault', path='…')}.",
         )
     return found
 
@@ -371,6 +371,6 @@ def resolve_script_path(agent: AgentSpec) -> AgentSpec:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(
             f"The script of the model {ascii(model)[1:-1][:300]} cannot be read: {why}.",
-            remedy="Name a file: scripted/FILE. docs/scripted-models.md describes it.",
+            remedy="Name a file: scripted/FILE. docs/models.md#scripted-models describes it.",
         ) from None
     return agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": found})})

@@ -9,10 +9,11 @@ Does not: start anything; `Client.submit` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from typing import Annotated, Any, Self, TypedDict
+from typing import Annotated, Any, Self, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -276,6 +277,21 @@ class TaskFields(TypedDict, total=False):
     pinned_version: str | None
     rollout: bool
     traceparent: str | None
+
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def with_shown_fields(function: FunctionT) -> FunctionT:
+    """Let `help` show the fields of a task as keywords of a function that takes them as `**fields`."""
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=kind.__forward_arg__)
+        for name, kind in TaskFields.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+    return function
 
 
 def _with_workspace_skills(agent: AgentSpec) -> AgentSpec:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 
 from broker.coordination import list_quarantined
 from broker.health import HEALTHY, STORE_ROLE, check
@@ -54,6 +55,8 @@ DEAD_LETTERS = "dead letters"
 FAILING = "workers report"
 RETENTION, ARCHIVE = "retention", "archive"
 LIMIT_SECONDS = 60.0
+PACKAGES = ("broker", "controller_worker", "tool_worker", "deckhands")
+"""What the distribution installs at the top level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,17 @@ def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
         return [Finding(**found) for found in json.loads(ended.stdout)]
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         return [Finding("tool worker", is_good=False, is_needed=True, detail=f"cannot be examined: {error}")]
+
+
+def examine_packages() -> list[Finding]:
+    """Look for another installed distribution with a package of our names: the later one has replaced files."""
+    owners = packages_distributions()
+    shared = {name: sorted({*owners.get(name, ())} - {"deckhands"}) for name in PACKAGES}
+    others = [f"{name} is also installed by {', '.join(found)}" for name, found in shared.items() if found]
+    if not others:
+        return []
+    remedy = "Install Deckhands into an environment without it, and again where it was installed beside it."
+    return [Finding("packages", is_good=False, is_needed=True, detail="; ".join(others), remedy=remedy)]
 
 
 async def examine_store(url: str) -> list[Finding]:

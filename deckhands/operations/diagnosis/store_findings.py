@@ -74,7 +74,7 @@ async def check_encryption(store: Store) -> list[Finding]:
     if missing:
         count = format_count(sum(masters[name] for name in missing), "data key")
         detail = f"{count} of {masters.total()} under master keys that are not set here: {', '.join(missing)}"
-        remedy = "Add them to DECKHANDS_MASTER_KEYS_FILE; workers without any do not start (docs/encryption.md)."
+        remedy = "Add them to DECKHANDS_MASTER_KEYS_FILE; workers without any do not start (docs/archive.md)."
         return [failed_finding(ENCRYPTION, detail, remedy)]
     old = masters.total() - masters[store.masters.ids[0]]
     if old:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from broker.runtime import BrokerSettings, new_key
 from broker.store import ShardKeys, Store
 from deckhands.client import Client
+from deckhands.operations.webhooks.sending import WebhookResponse, send_request
 
 BUSY = {"skipped": "another run is in progress"}
 LOCK_MS = 15_000
@@ -50,12 +51,14 @@ class JobServices:
 
     Attributes:
         send: sends another job; None: this worker cannot send jobs.
-        places: slots for calls to systems outside the cluster, a few for each tenant.
+        request: makes a request to a webhook; see `send_request`.
+        slots: for calls to systems outside the cluster, a few for each tenant.
     """
 
     store: Store
     settings: BrokerSettings
     send: Callable[[str, tuple[Any, ...]], None] | None = None
+    request: Callable[..., Awaitable[WebhookResponse]] = send_request
     client: Client = field(init=False)
     slots: TenantSlots = field(init=False, default_factory=TenantSlots)
 

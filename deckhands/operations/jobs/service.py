@@ -48,26 +48,30 @@ class JobsService:
         # Receivers' names are resolved in threads, which may be slow; other jobs need threads too.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="jobs"))
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
-        self._services = JobServices(store, settings, self._send)
-        self._is_open.set()
         try:
-            while not stop.is_set():
-                self._worker_id = new_worker_id(ROLE)
-                membership = Membership(
-                    store,
-                    self._worker_id,
-                    ROLE,
-                    ttl_seconds=settings.heartbeat_ttl_seconds,
-                    figures=self._figures,
-                    holds_work=False,
-                )
-                async with membership.handing_back():
-                    await self._live(membership, stop)
+            await self.serve(JobServices(store, settings, self._send), stop)
         finally:
             for job in self._at_work:
                 job.cancel()
             await asyncio.gather(*self._at_work, return_exceptions=True)
             await store.aclose()
+
+    async def serve(self, services: JobServices, stop: asyncio.Event) -> None:
+        """Run jobs with an open store until stopped, under a new name each time that this worker was swept."""
+        self._services = services
+        self._is_open.set()
+        while not stop.is_set():
+            self._worker_id = new_worker_id(ROLE)
+            membership = Membership(
+                services.store,
+                self._worker_id,
+                ROLE,
+                ttl_seconds=self._settings.heartbeat_ttl_seconds,
+                figures=self._figures,
+                holds_work=False,
+            )
+            async with membership.handing_back():
+                await self._live(membership, stop)
 
     async def wait_for_services(self) -> JobServices:
         """Wait until the store is open, and return the services for jobs."""

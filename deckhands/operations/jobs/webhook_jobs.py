@@ -23,7 +23,6 @@ from typing import Any
 from broker.contract import Event, decode_any
 from broker.log import EventLog, find_copied_ids
 from broker.runtime import (
-    AddressRules,
     CorruptEntry,
     DataForgotten,
     DeckhandsError,
@@ -39,7 +38,7 @@ from broker.secrets import SecretsLocked
 from broker.store import ShardKeys, decode_fields
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.webhooks.repository import DeliveryLine, UnknownWebhook, WebhookRepository
-from deckhands.operations.webhooks.sending import WebhookResponse, parse_networks, send, sign
+from deckhands.operations.webhooks.sending import WebhookResponse, parse_networks, sign
 from deckhands.operations.webhooks.webhook import RETRY_SECONDS, TOKEN_HEADER, Delivery, Webhook, build_delivery
 
 NOTIFY_SECONDS = 2.0
@@ -102,7 +101,6 @@ async def deliver(services: JobServices, webhook_id: str, conversation_id: str, 
 
 
 async def _deliver(services: JobServices, book: WebhookRepository, line: DeliveryLine | None) -> int:
-    rules, trust = parse_networks(services.settings.webhook_private), _trust()
     for made in range(DELIVERED_AT_ONCE):
         taken = await book.take(line) if line is not None else None
         if taken is None:
@@ -111,7 +109,7 @@ async def _deliver(services: JobServices, book: WebhookRepository, line: Deliver
             hook = await book.webhook(taken[0].webhook_id)
         except UnknownWebhook:
             return made
-        line, is_delivered = await _make_attempt(book, hook, taken, rules, trust)
+        line, is_delivered = await _make_attempt(services, book, hook, taken)
         if not is_delivered:
             return made + 1
     return DELIVERED_AT_ONCE
@@ -193,11 +191,10 @@ async def _plan(
 
 
 async def _make_attempt(
+    services: JobServices,
     book: WebhookRepository,
     hook: Webhook,
     taken: tuple[DeliveryLine, Delivery],
-    rules: AddressRules,
-    trust: ssl.SSLContext,
 ) -> tuple[DeliveryLine | None, bool]:
     """Make one request and record its result; return the line, and whether the next delivery may follow."""
     line, delivery = taken
@@ -206,7 +203,8 @@ async def _make_attempt(
         headers = sign(book.load_secret(hook), delivery.id, now, delivery.body)
         if token := book.load_token(hook):
             headers[TOKEN_HEADER] = token
-        answer = await send(hook.url, delivery.body, headers, rules, trust)
+        rules = parse_networks(services.settings.webhook_private)
+        answer = await services.request(hook.url, delivery.body, headers, rules, _trust())
     except SecretsLocked as error:
         answer = WebhookResponse(None, error.message[:300])
     failpoint("jobs.delivered")

@@ -101,7 +101,7 @@ def sign(secret: str, message_id: str, moment: datetime, body: str) -> dict[str,
     }
 
 
-async def send(
+async def send_request(
     url: str,
     body: str,
     headers: dict[str, str],

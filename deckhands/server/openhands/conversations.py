@@ -133,7 +133,7 @@ async def _until_greeted(gateway: Gateway, conversation_id: str) -> None:
     """Wait for the system message, for a while."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GREETING_SECONDS):
-            events = gateway.follower.tail(conversation_id, is_lenient=True)
+            events = gateway.follower.tail(conversation_id, is_lenient=True, is_endless=True)
             async with contextlib.aclosing(events):
                 async for event in events:
                     if isinstance(event, SystemMessageAction):
@@ -474,7 +474,7 @@ async def fork(
 
 
 ELSEWHERE = {
-    "goal": "goals of OpenHands; see docs/goals.md for a goal of a task",
+    "goal": "goals of OpenHands; see docs/long-work.md#goals-a-finish-that-is-checked for a goal of a task",
     "goal/stop": "goals of OpenHands",
     "goal/resume": "goals of OpenHands",
     "load_plugin": "plugins: this server loads no code of its clients",

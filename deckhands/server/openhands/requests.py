@@ -337,7 +337,7 @@ class HookConfig(BaseModel):
             if getattr(self, name):
                 raise refuse(
                     f"hook_config.{name}: such hooks are the operator's on a cluster.",
-                    "See docs/hooks.md, or leave it out.",
+                    "See docs/security.md#hooks, or leave it out.",
                 )
         hooks = [hook for matcher in self.stop for hook in matcher.hooks]
         if any(hook.type != "command" or not hook.command.strip() for hook in hooks):

@@ -143,7 +143,9 @@ async def execute_bash_command(spaces: CallerWorkspaces, asked: BashRequest) -> 
     reserve_stream(spaces.gateway, spaces.principal)
     workspace = await spaces.find(asked.cwd or "")
     event_id = await _start(spaces, workspace, asked)
-    events = spaces.gateway.follower.tail(workspace.conversation_id, after=event_id, is_whole=True, is_lenient=True)
+    events = spaces.gateway.follower.tail(
+        workspace.conversation_id, after=event_id, is_whole=True, is_lenient=True, is_endless=True
+    )
     with contextlib.suppress(TimeoutError):
         async with contextlib.aclosing(events), asyncio.timeout(asked.timeout + 60):
             async for event in events:
@@ -549,7 +551,9 @@ async def _open(spaces: CallerWorkspaces, workspace: CallerWorkspace) -> None:
         event_id = await client.start_command(
             workspace.conversation_id, ":", timeout_seconds=SCRIPT_SECONDS, may_open=True
         )
-        events = spaces.gateway.follower.tail(workspace.conversation_id, after=event_id, is_lenient=True)
+        events = spaces.gateway.follower.tail(
+            workspace.conversation_id, after=event_id, is_lenient=True, is_endless=True
+        )
         async with contextlib.aclosing(events), asyncio.timeout(SCRIPT_SECONDS):
             async for event in events:
                 if event.cause == event_id:

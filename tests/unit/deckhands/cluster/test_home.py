@@ -54,7 +54,8 @@ def test_the_url_is_there_as_long_as_the_cluster_is(tmp_path):
     home = Home(tmp_path)
     home.prepare(home.cluster)
     assert home.cluster_url is None
-    with home.announce("unix:///run/x.sock"):
+    with home.announce("unix:///run/x.sock", "redis+socket:///run/x.sock"):
         assert home.cluster_url == "unix:///run/x.sock"
-        assert stat.S_IMODE((home.cluster / "url").stat().st_mode) == 0o600
+        assert (home.cluster / "celery-url").read_text().strip() == "redis+socket:///run/x.sock"
+        assert {stat.S_IMODE((home.cluster / name).stat().st_mode) for name in ("url", "celery-url")} == {0o600}
     assert home.cluster_url is None

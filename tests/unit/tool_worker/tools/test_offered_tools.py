@@ -143,6 +143,16 @@ def test_import_failure_of_a_module_is_its_own(statement: str, tmp_path: Path, m
     assert "Error" in failure.reason or "<secret_hidden>" in failure.reason
 
 
+@pytest.mark.parametrize("statement", ["Conversation()", "asyncio.run(Client.connect('redis://h'))"])
+def test_missing_main_guard_is_named(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"unguarded_{abs(hash(statement))}"
+    (tmp_path / f"{name}.py").write_text(f"import asyncio\nfrom deckhands import Client, Conversation\n{statement}\n")
+    (failure,) = load_tools([f"{name}:x"], []).failures
+    assert failure.reason.startswith(f"The module {name} works with conversations")
+    assert 'under `if __name__ == "__main__":`' in failure.reason
+
+
 async def test_text_is_read_as_text_and_value_as_data(offered: OfferedTools, trace: Path) -> None:
     assert await call(offered, "add", first=2) == ToolCallObservation(content="3", name="add", outputs={"result": 3})
     rendered = await call(offered, "render", scene="sea")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import UsageError
+from deckhands.client.client import Client
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.conversation.cluster_connection import build_environment
 from deckhands.client.conversation.conversation import Conversation, Files
@@ -39,6 +41,16 @@ def test_both_have_the_same_names_and_parameters(twin: type, other: type) -> Non
             assert getattr(made, name).__name__ == name
 
 
+@pytest.mark.parametrize("owner", [AsyncConversation, Conversation, AsyncFiles, Files, Client])
+def test_help_shows_every_parameter(owner: type) -> None:
+    shown = pydoc.render_doc(owner, renderer=pydoc.plaintext)
+    assert "(...)" not in shown
+    assert "**fields" not in shown.partition("Method resolution order")[0]
+    for name in public(owner):
+        if callable(getattr(owner, name)):
+            assert parameters(getattr(owner, name)) == parameters(getattr(owner, name).__get__(object())), name
+
+
 def test_both_are_made_of_the_same() -> None:
     assert parameters(AsyncConversation) == parameters(Conversation)
 
@@ -58,7 +70,10 @@ def test_both_are_made_of_the_same() -> None:
         ({"confirmation": "a b"}, "The confirmation policy 'a b' cannot be used."),
         ({"limits": 5}, "The argument limits is 5."),
         ({"agent": 5}, "The argument agent is 5."),
-        ({"secrets": {"A": 1}}, "The argument secrets is not a mapping of strings."),
+        (
+            {"secrets": {"A": 1}},
+            "The argument secrets is not a mapping of names to strings or SecretReference objects.",
+        ),
         ({"conversation_id": "../x"}, ""),
     ],
 )

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from broker.contract.specs import AgentSpec, Tenancy
 from broker.runtime.errors import UsageError
 from broker.tools.output_schema import find_violations
+from deckhands.client.client import Client
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.conversation.conversation import ConversationFields
 from deckhands.client.tasks.inputs import to_task_spec
@@ -91,6 +92,7 @@ def test_keywords_and_json_have_the_same_fields() -> None:
     assert TaskFields.__annotations__.keys() == TaskSpec.model_fields.keys() - own | {"tenancy"}
     parameters = inspect.signature(AsyncConversation).parameters.keys() - {"agent", "output", "fields"}
     assert ConversationFields.__annotations__.keys() == TaskFields.__annotations__.keys() | parameters
+    assert TaskFields.__annotations__.keys() <= inspect.signature(Client.submit).parameters.keys()
 
 
 def test_keywords_of_python_are_fields_of_the_task(tmp_path: Path) -> None:
