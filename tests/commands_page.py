@@ -39,8 +39,9 @@ def _section(name: str, command: click.Command) -> str:
     context = click.Context(command, info_name=name)
     arguments = [one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)]
     options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
-    usage = " ".join([name, *arguments, *(["[OPTIONS]"] if options else [])])
-    parts = [f"## `{name}`", f"`{usage}`", _escaped(inspect.cleandoc(command.help or ""))]
+    parts = [f"## `{name}`", _escaped(inspect.cleandoc(command.help or ""))]
+    if arguments:
+        parts.append(f"Arguments: {', '.join(f'`{one}`' for one in arguments)}.")
     rows = [_row(one, context) for one in options]
     if name != RUN:
         shared = [row for row in rows if row in _rows_of_run()]

@@ -123,6 +123,6 @@ def test_a_bad_script_is_refused_and_the_place_is_named(tmp_path: Path, script: 
 
 
 def test_the_documented_example_is_a_script(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[4] / "docs" / "models.md#scripted-models").read_text()
-    example = text.partition("```json\n")[2].partition("```")[0]
+    text = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+    example = text.partition("## Scripted models\n")[2].partition("```json\n")[2].partition("```")[0]
     assert scripted(tmp_path, example)._script.turns[1].error is not None
