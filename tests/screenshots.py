@@ -18,13 +18,11 @@ from itertools import count
 from pathlib import Path
 
 from broker.contract.actions import AgentDelegateAction, AgentFinishAction, CmdRunAction, MessageAction
-from broker.contract.agent_state import is_settled
 from broker.contract.browser_events import BrowserOutputObservation
-from broker.contract.events import ConfirmationStatus, Event, EventSource, ModelCallDeferred, Tenancy
+from broker.contract.events import ConfirmationStatus, Event, EventSource, ModelCallDeferred, Tenancy, is_settled
 from broker.contract.file_events import FileEditObservation
 from broker.contract.task_list import TaskItem, TaskTrackingAction
-from broker.coordination.figures import Figures
-from broker.coordination.membership import Membership
+from broker.coordination.membership import Figures, Membership
 from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable

@@ -27,15 +27,13 @@ from controller_worker.providers.messages.message_memo import MessageMemo
 from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
 from controller_worker.providers.parameters import make_chat_parameters, may_be_long, split_body_and_headers
-from controller_worker.providers.strictness import Strict, Strictness
+from controller_worker.providers.request_size import make_completion
+from controller_worker.providers.strict_schemas import Strict, Strictness
 from controller_worker.providers.token_calls import TokenCalls
-from controller_worker.providers.wires.chat_stream import ChatStream
-from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
+from controller_worker.providers.wires.chat_wire import ChatStream, ChatWire, read_chat_reply
 from controller_worker.providers.wires.http_transport import HttpTransport, resend_if_stale
-from controller_worker.providers.wires.plausible_usage import make_completion
-from controller_worker.providers.wires.quota_headers import parse_quota_left
 from controller_worker.providers.wires.raw_client import RawClient, is_streamed
-from controller_worker.providers.wires.reply import parse_reported_usd
+from controller_worker.providers.wires.reply import parse_quota_left, parse_reported_usd
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
 """litellm's names for servers with Chat Completions at a configured address."""

@@ -12,7 +12,7 @@ from .monitoring.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition as E
 from .monitoring.history import DAY as DAY, HOUR as HOUR, ClusterSample as ClusterSample, History as History
 from .monitoring.queues import Depth as Depth, read_depths as read_depths
 from .monitoring.quotas import read_quotas as read_quotas
-from .monitoring.workers import WorkerMetrics as WorkerMetrics, read_workers as read_workers
+from .monitoring.census import WorkerMetrics as WorkerMetrics, read_workers as read_workers
 from .schedules.repository import ScheduleCheck as ScheduleCheck, ScheduleConflict as ScheduleConflict
 from .schedules.repository import ScheduleRepository as ScheduleRepository
 from .schedules.repository import StoredSchedule as StoredSchedule

@@ -14,12 +14,12 @@ import pytest
 from playwright.async_api import Page
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.error_texts import ERROR_KEYS
+from broker.contract.events import AgentState
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.contract.specs import Tenancy
 from broker.log.append_call import Appended
-from broker.log.delegates import make_delegate_id
+from broker.runtime.ids import make_delegate_id
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.server.auth.api_keys import Scope

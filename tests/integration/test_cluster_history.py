@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.contract.specs import Tenancy
-from broker.coordination.figures import Figures
-from broker.coordination.membership import Membership
+from broker.coordination.membership import Figures, Membership
 from broker.coordination.quarantine import Quarantine
 from broker.runtime import read_version
 from broker.store.store import Store, open_store

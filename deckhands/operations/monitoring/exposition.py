@@ -29,10 +29,9 @@ from broker.runtime import StoreError, StoreRefused
 from broker.store import Connection, Store, load_all_server_facts, parse_number, read_tolerantly, to_pairs
 from broker.tools import ToolOffers
 from deckhands.operations.monitoring import families
-from deckhands.operations.monitoring.census import Census
+from deckhands.operations.monitoring.census import Census, WorkerMetrics, read_workers
 from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
 from deckhands.operations.monitoring.queues import CeleryWaits, read_depths
-from deckhands.operations.monitoring.workers import WorkerMetrics, read_workers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FRESH_SECONDS = 1.0
@@ -58,8 +57,7 @@ class Exposition:
 
     Args:
         celery: a connection to Celery's broker; None: its metrics are left out.
-        own: returns the figures of this process, such as the open streams of a server.
-        own_role: the role and worker under which those are reported.
+        own: returns the figures of this server, such as the open streams of a server.
         sees_inbox: this process has the right to read the inbox.
     """
 
@@ -69,13 +67,11 @@ class Exposition:
         celery: Connection | None = None,
         *,
         own: Callable[[], Mapping[str, LabeledValues]] | None = None,
-        own_role: str = "server",
         sees_inbox: bool = True,
     ) -> None:
         self._store = store
         self._celery = celery
         self._own = own
-        self._own_role = own_role
         self._sees_inbox = sees_inbox
         self._census = Census(store)
         self._celery_waits = CeleryWaits()
@@ -109,7 +105,7 @@ class Exposition:
         if self._celery is not None:
             failures += await self._outcome(self._of_celery, found) is not QueryResult.READ
         if self._own is not None:
-            add_figures(found, [WorkerMetrics(self._own_role, self._own_role, 0.0, self._own(), frozenset())])
+            add_figures(found, [WorkerMetrics("server", "server", 0.0, self._own(), frozenset())])
         found[families.UP] = {(): float(is_up)}
         found[families.FAILURES] = {(): float(failures)}
         found[families.SECONDS] = {(): self._store.clock.monotonic() - began}
