@@ -14,12 +14,14 @@ import json
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -38,7 +40,6 @@ DOWNLOAD_SECONDS = 120.0
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
 
 Skills = Mapping[str, Mapping[str, TreeFile]]
 """The files of skills, by the names of the skills and the paths below their folders."""
@@ -87,7 +88,8 @@ def install_skills(top: Path, skills: Skills, *, source: str, pin: str) -> list[
     """Write skills below a folder, with their pins, and return their paths.
 
     Raises:
-        UsageError: a folder of this name exists that was not installed from here, or a link leads elsewhere.
+        UsageError: a folder of this name exists that was not installed from here, a link leads elsewhere, or the
+            system refuses a file.
     """
     home = _open_skill_folder(top)
     pins = read_pins(top)
@@ -97,7 +99,10 @@ def install_skills(top: Path, skills: Skills, *, source: str, pin: str) -> list[
                 f"{home / name} exists, and was not installed by this command.", remedy="Move it away first."
             )
     for name, files in skills.items():
-        _replace_folder(home / name, files)
+        try:
+            _replace_folder(home / name, files)
+        except OSError as error:
+            raise UsageError(f"{home / name} cannot be written: {error.strerror}.") from error
         pins[name] = Pin(source, pin, _compute_digest(files))
         _write_pins(home, pins)
     return [f"{SKILLS}/{name}" for name in skills]
@@ -188,7 +193,10 @@ def _fetch_archive(folder: Path, source: str, digest: str) -> dict[str, TreeFile
         raise UsageError(f"{source} has the digest {found}, not {digest}.", remedy="Check who has changed it.")
     path = folder / ("files.zip" if content.startswith(b"PK") else "files.tar")
     path.write_bytes(_unpack(source, content))
-    return ArchiveFiles(path).read()
+    try:
+        return ArchiveFiles(path).read()
+    except UsageError as error:
+        raise UsageError(error.message.replace(str(path), source)) from error
 
 
 def _read_archive(path: Path) -> bytes:
@@ -226,8 +234,11 @@ def _unpack(source: str, content: bytes) -> bytes:
             raise UsageError(f"{source} cannot be unpacked: {error}.") from error
         if packed.unconsumed_tail:
             raise UsageError(f"{source} unpacks to more than {2 * MAX_BYTES:,} bytes.")
-    if content.startswith(_PACKED):
-        raise UsageError(f"{source} is no .tar.gz, .tar or .zip archive.")
+    if not content.startswith(b"PK"):
+        try:
+            tarfile.open(fileobj=BytesIO(content), mode="r:").close()
+        except tarfile.TarError as error:  # else it would be unpacked without a limit, if it is packed otherwise
+            raise UsageError(f"{source} is no .tar.gz, .tar or .zip archive.") from error
     return content
 
 

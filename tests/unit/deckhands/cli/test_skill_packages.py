@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import subprocess
 import tarfile
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -177,6 +179,67 @@ def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, folder: Pat
     pin = sha256((tmp_path / "archive").read_bytes()).hexdigest()
     assert call(["skills", "add", str(tmp_path / "archive"), "--sha256", pin, "--into", str(folder)]) == 2
     assert "unpacks to more than" in said()
+
+
+def test_tar_file_packed_otherwise_is_refused(tmp_path: Path, folder: Path, said: Said) -> None:
+    pack(tmp_path / "archive", FILES)
+    packed = lzma.compress(gzip.decompress((tmp_path / "archive").read_bytes()), lzma.FORMAT_ALONE)
+    (tmp_path / "archive").write_bytes(packed)
+    pin = sha256(packed).hexdigest()
+    assert call(["skills", "add", str(tmp_path / "archive"), "--sha256", pin, "--into", str(folder)]) == 2
+    assert "is no .tar.gz, .tar or .zip" in said()
+
+
+def forge_size(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes().replace(size.to_bytes(4, "little"), (100).to_bytes(4, "little")))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_zip_with_forged_sizes_takes_little_memory(tmp_path: Path, folder: Path, said: Said, method: int) -> None:
+    size = 2 * MAX_BYTES + 77
+    path = tmp_path / "archive"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("pdf/SKILL.md", bytes(size))
+    forge_size(path, size)
+    pin = sha256(path.read_bytes()).hexdigest()
+    tracemalloc.start()
+    try:
+        assert call(["skills", "add", str(path), "--sha256", pin, "--into", str(folder)]) == 2
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
+    finally:
+        tracemalloc.stop()
+    assert f"The archive {path} cannot be read" in said()
+
+
+def test_encrypted_zip_file_is_named(tmp_path: Path, folder: Path, said: Said) -> None:
+    path = tmp_path / "archive"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("pdf/SKILL.md", PDF)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    pin = sha256(content).hexdigest()
+    assert call(["skills", "add", str(path), "--sha256", pin, "--into", str(folder)]) == 2
+    assert "is encrypted" in said()
+
+
+def test_damaged_zip_file_is_named(tmp_path: Path, folder: Path, said: Said) -> None:
+    path = tmp_path / "archive"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pdf/SKILL.md", PDF * 20)
+    content = path.read_bytes().replace(b"SKILL.md", b"SKILL.md\xff", 1)
+    path.write_bytes(content)
+    pin = sha256(content).hexdigest()
+    assert call(["skills", "add", str(path), "--sha256", pin, "--into", str(folder)]) == 2
+    assert f"The archive {path} cannot be read" in said()
+
+
+@pytest.mark.parametrize("names", [["pdf/a", "pdf/a/b"], ["pdf/" + "a" * 300]])
+def test_files_that_cannot_be_written_are_named(tmp_path: Path, folder: Path, said: Said, names: list[str]) -> None:
+    pin = pack(tmp_path / "archive", {"pdf/SKILL.md": PDF, "z": "", **dict.fromkeys(names, "x")})
+    assert call(["skills", "add", str(tmp_path / "archive"), "--sha256", pin, "--into", str(folder)]) == 2
+    assert "pdf cannot be written" in said()
+    assert list((folder / ".agents" / "skills").iterdir()) == []
 
 
 @pytest.mark.parametrize(
