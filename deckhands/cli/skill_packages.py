@@ -4,7 +4,7 @@
     .agents/skills/pins.json       the source, the pin and the digest of each installed skill
 
 Holds: only the pinned content is installed, only regular files of folders with a `SKILL.md`, and each skill at once. No
-hook, filter, submodule or link of a source takes effect. A folder that was not installed from here is never replaced.
+hook, attribute, submodule or link of a source takes effect. A folder that was not installed from here is never replaced.
 Untrusted: a source, and everything below a workspace, its pins included: forged pins can only make the check wrong.
 """
 
@@ -37,6 +37,8 @@ MAX_PINS_BYTES = 2**20
 MAX_SKILL_FILES = 500
 MAX_SKILL_BYTES = 16 * 2**20
 DOWNLOAD_SECONDS = 120.0
+NO_ATTRIBUTES = "* -export-ignore -export-subst -text !eol -ident -filter !working-tree-encoding\n"
+"""Attributes of a repository leave out and change files, and can write a commit message into one any number of times."""
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -152,11 +154,18 @@ def check_pins(top: Path) -> list[str]:
 
 
 def _check_source(source: str) -> None:
-    parts = urlsplit(source) if "://" in source else None
-    if source.startswith("-") or not source.isprintable():
-        raise UsageError(f"{ascii(source)[:200]} is no address of a skill.")
-    if parts is not None and parts.password is not None:
-        raise UsageError("The address of a skill has a password, which would be kept.", remedy="Clone it first.")
+    try:
+        parts = urlsplit(source if "://" in source else "")
+    except ValueError:
+        parts = None
+    if source.startswith("-") or not source.isprintable() or parts is None:
+        raise UsageError(f"{ascii(source)[:200]} is no address of a skill.", remedy="Give a path, or an https address.")
+    has_token = parts.scheme in ("http", "https") and parts.username is not None
+    if has_token or parts.password is not None:
+        raise UsageError(
+            "The address of a skill has a password or a token, which would be kept.",
+            remedy="Clone or download it first, and give the path.",
+        )
 
 
 def _fetch_commit(folder: Path, source: str, commit: str) -> dict[str, TreeFile]:
@@ -166,6 +175,8 @@ def _fetch_commit(folder: Path, source: str, commit: str) -> dict[str, TreeFile]
     kind = "sha256" if len(commit) == len(sha256().hexdigest()) else "sha1"
     run_git(folder, "init", "--quiet", "--bare", f"--object-format={kind}", "mirror")
     mirror = folder / "mirror"
+    (mirror / "info").mkdir(exist_ok=True)
+    (mirror / "info" / "attributes").write_text(NO_ATTRIBUTES)
     fetch = ("fetch", "--quiet", "--no-tags", "--no-recurse-submodules")
     is_there = run_git(mirror, *fetch, "--depth=1", "--", place, commit) is not None
     if not is_there and run_git(mirror, *fetch, "--", place, "+refs/*:refs/all/*") is None:
@@ -213,9 +224,10 @@ def _download(url: str) -> bytes:
 
     content = bytearray()
     try:
-        with httpx2.stream("GET", url, follow_redirects=True, timeout=DOWNLOAD_SECONDS) as answer:
+        plain = {"Accept-Encoding": "identity"}
+        with httpx2.stream("GET", url, headers=plain, follow_redirects=True, timeout=DOWNLOAD_SECONDS) as answer:
             answer.raise_for_status()
-            for part in answer.iter_bytes():
+            for part in answer.iter_raw():  # some servers call the compression of an archive one of the transfer
                 content += part
                 if len(content) > MAX_BYTES:
                     raise UsageError(f"{url} has more than {MAX_BYTES:,} bytes.")

@@ -107,6 +107,23 @@ def test_commit_behind_a_branch_is_found(tmp_path: Path, folder: Path) -> None:
     assert not (folder / ".agents" / "skills" / "csv").exists()
 
 
+def test_attributes_of_a_repository_change_no_file(tmp_path: Path, folder: Path) -> None:
+    files = {
+        "pdf/SKILL.md": PDF + "$Format:%B$ $Id$\n",
+        "pdf/left-out.md": "There.\n",
+        ".gitattributes": "*.md export-subst ident text eol=crlf working-tree-encoding=UTF-16\nleft-out.md export-ignore\n",
+    }
+    (tmp_path / "repo").mkdir()
+    git(tmp_path / "repo", "init", "--quiet")
+    (tmp_path / "repo" / ".git" / "info").mkdir(exist_ok=True)
+    (tmp_path / "repo" / ".git" / "info" / "attributes").write_text("* !working-tree-encoding\n")
+    pin = commit(tmp_path / "repo", files)
+    assert call(["skills", "add", str(tmp_path / "repo"), "--commit", pin, "--into", str(folder)]) == 0
+    skill = folder / ".agents" / "skills" / "pdf"
+    found = {f"pdf/{path.name}": path.read_bytes().decode() for path in skill.iterdir()}
+    assert found == {name: text for name, text in files.items() if name.startswith("pdf/")}
+
+
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_skills_of_an_archive_are_installed_at_home(tmp_path: Path, folder: Path, said: Said, kind: str) -> None:
     path = tmp_path / "archive"
@@ -144,6 +161,27 @@ def test_archive_of_a_server_needs_the_pinned_digest(tmp_path: Path, folder: Pat
             thread.join()
     assert "404" in said()
     assert (folder / ".agents" / "skills" / "pdf" / "SKILL.md").read_text() == PDF
+
+
+class CompressedTransfers(SimpleHTTPRequestHandler):
+    """Calls the compression of each file one of its transfer, as some servers do for `.tar.gz`."""
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Encoding", "gzip")
+        super().end_headers()
+
+
+def test_archive_is_kept_as_packed_by_its_server(tmp_path: Path, folder: Path) -> None:
+    pin = pack(tmp_path / "skills.tar.gz", FILES)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(CompressedTransfers, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/skills.tar.gz"
+        try:
+            assert call(["skills", "add", url, "--sha256", pin, "--into", str(folder)]) == 0
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
@@ -275,6 +313,8 @@ def test_other_content_than_the_pinned_is_refused(tmp_path: Path, folder: Path, 
         (["x", "--commit", "main"], "no full commit hash"),
         (["x", "--sha256", "abc"], "no SHA-256 digest"),
         (["https://a:b@host.example/x", "--sha256", "0" * 64], "password"),
+        (["https://token@host.example/x", "--sha256", "0" * 64], "a password or a token"),
+        (["http://[::1/x", "--sha256", "0" * 64], "no address"),
         (["missing.tar.gz", "--sha256", "0" * 64], "cannot be read"),
         (["ext::sh -c touch% /tmp/x", "--commit", "0" * 40], "cannot fetch"),
     ],
