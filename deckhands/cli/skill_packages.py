@@ -4,7 +4,7 @@
     .agents/skills/pins.json       the source, the pin and the digest of each installed skill
 
 Holds: only the pinned content is installed, only regular files of folders with a `SKILL.md`, and each skill at once. No
-hook, attribute, submodule or link of a source takes effect. A folder that was not installed from here is never replaced.
+hook, attribute, submodule or link of a source takes effect. A folder that was not installed here is never replaced.
 Untrusted: a source, and everything below a workspace, its pins included: forged pins can only make the check wrong.
 """
 
@@ -17,7 +17,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -38,7 +38,7 @@ MAX_SKILL_FILES = 500
 MAX_SKILL_BYTES = 16 * 2**20
 DOWNLOAD_SECONDS = 120.0
 NO_ATTRIBUTES = "* -export-ignore -export-subst -text !eol -ident -filter !working-tree-encoding\n"
-"""Attributes of a repository leave out and change files, and can write a commit message into one any number of times."""
+"""Attributes of a repository would change files, and could write a long commit message into one many times."""
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -64,11 +64,12 @@ class Pin:
 _PINS: TypeAdapter[dict[str, Pin]] = TypeAdapter(dict[str, Pin])
 
 
-def fetch_skills(source: str, *, commit: str | None, digest: str | None) -> Skills:
+def fetch_skills(source: str, *, commit: str | None, digest: str | None, only: Collection[str] = ()) -> Skills:
     """Return the skills of a repository at a commit, or of an archive with a digest.
 
     Args:
         source: an address, or a path of this machine.
+        only: names of the skills to return; none for all. The others are not checked.
 
     Raises:
         UsageError: it cannot be fetched, has another digest, or has no usable skill; names the source.
@@ -80,10 +81,10 @@ def fetch_skills(source: str, *, commit: str | None, digest: str | None) -> Skil
     _check_source(source)
     with tempfile.TemporaryDirectory(prefix="deckhands-skills-") as folder:
         if commit is not None:
-            files = _fetch_commit(Path(folder), source, commit.lower())
+            files = _fetch_commit(Path(folder), source, commit.lower(), only)
         else:
             files = _fetch_archive(Path(folder), source, (digest or "").lower().removeprefix("sha256:"))
-    return _find_skills(source, files)
+    return _find_skills(source, files, only)
 
 
 def install_skills(top: Path, skills: Skills, *, source: str, pin: str) -> list[str]:
@@ -127,18 +128,28 @@ def remove_skill(top: Path, name: str) -> None:
 
 
 def read_pins(top: Path) -> dict[str, Pin]:
-    """Return the pins of the skills that were installed below a folder; unreadable ones are none."""
+    """Return the pins of the skills that were installed below a folder.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
     path = top / SKILLS / PINS
+    if not os.path.lexists(path):
+        return {}
     with suppress(OSError, ValidationError):
-        if not path.is_symlink() and path.stat().st_size <= MAX_PINS_BYTES:
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_PINS_BYTES:
             return _PINS.validate_json(path.read_bytes())
-    return {}
+    raise UsageError(f"{path} cannot be read as pins of skills.", remedy="Restore it, or remove it with its skills.")
 
 
 def check_pins(top: Path) -> list[str]:
     """Return what is wrong with the installed skills of a folder, as sentences."""
     found = []
-    for name, pin in sorted(read_pins(top).items()):
+    try:
+        pins = read_pins(top)
+    except UsageError as error:
+        return [str(error.message)]
+    for name, pin in sorted(pins.items()):
         folder = top / SKILLS / name
         if not _NAME.fullmatch(name) or folder.is_symlink() or not folder.is_dir():
             found.append(f"{SKILLS}/{ascii(name)[1:101]}: it is pinned, and is not there")
@@ -168,7 +179,7 @@ def _check_source(source: str) -> None:
         )
 
 
-def _fetch_commit(folder: Path, source: str, commit: str) -> dict[str, TreeFile]:
+def _fetch_commit(folder: Path, source: str, commit: str, only: Collection[str]) -> dict[str, TreeFile]:
     if not _COMMIT.fullmatch(commit):
         raise UsageError(f"{ascii(commit)[:100]} is no full commit hash.", remedy="`git rev-parse NAME` prints it.")
     place = source if "://" in source or not Path(source).exists() else str(Path(source).resolve())
@@ -189,7 +200,7 @@ def _fetch_commit(folder: Path, source: str, commit: str) -> dict[str, TreeFile]
         about, _, path = line.partition("\t")
         if about.startswith("100"):
             sizes[path] = int(about.split()[-1])
-    folders = _find_skill_folders(sizes)
+    folders = _choose_folders(source, sizes, only)
     chosen = [path for path in sizes if _folder_of(path, folders) is not None]
     _check_size(source, len(chosen), sum(sizes[path] for path in chosen))
     return CommitFiles(mirror, commit, tuple(f":(literal){path}" for path in chosen)).read() if chosen else {}
@@ -254,8 +265,8 @@ def _unpack(source: str, content: bytes) -> bytes:
     return content
 
 
-def _find_skills(source: str, files: Mapping[str, TreeFile]) -> Skills:
-    folders = _find_skill_folders(files)
+def _find_skills(source: str, files: Mapping[str, TreeFile], only: Collection[str]) -> Skills:
+    folders = _choose_folders(source, files, only)
     skills: dict[str, dict[str, TreeFile]] = {}
     for folder in folders:
         own = {path.removeprefix(folder): file for path, file in files.items() if _folder_of(path, folders) == folder}
@@ -268,8 +279,7 @@ def _find_skills(source: str, files: Mapping[str, TreeFile]) -> Skills:
         if problems:
             raise UsageError(f"The skill {ascii(folder)[1:101] or 'at the top'} of {source}: {'; '.join(problems)}.")
         skills[name] = own
-    if not skills:
-        raise UsageError(f"{source} has no folder with a SKILL.md.")
+    _require_names(source, skills, only)
     return skills
 
 
@@ -298,6 +308,24 @@ def _find_skill_folders(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
+def _choose_folders(source: str, paths: Iterable[str], only: Collection[str]) -> tuple[str, ...]:
+    folders = _find_skill_folders(paths)
+    if not folders:
+        raise UsageError(f"{source} has no folder with a SKILL.md.")
+    if not only or folders == ("",):
+        return folders
+    _require_names(source, [PurePosixPath(folder).name for folder in folders], only)
+    return tuple(folder for folder in folders if PurePosixPath(folder).name in only)
+
+
+def _require_names(source: str, names: Iterable[str], only: Iterable[str]) -> None:
+    there = sorted(set(names))
+    if missing := [name for name in only if name not in there]:
+        raise UsageError(
+            f"{source} has no skill {', '.join(missing)}.", remedy=ascii(f"It has {', '.join(there)}.")[1:1001]
+        )
+
+
 def _folder_of(path: str, folders: Iterable[str]) -> str | None:
     return next((folder for folder in folders if path.startswith(folder)), None)
 
@@ -306,7 +334,8 @@ def _check_size(source: str, files: int, size: int) -> None:
     if files > MAX_SKILL_FILES or size > MAX_SKILL_BYTES:
         raise UsageError(
             f"The skills of {source} have {files:,} files and {size:,} bytes; "
-            f"{MAX_SKILL_FILES:,} and {MAX_SKILL_BYTES:,} are allowed."
+            f"{MAX_SKILL_FILES:,} and {MAX_SKILL_BYTES:,} are allowed.",
+            remedy="Choose some of them with --skill.",
         )
 
 

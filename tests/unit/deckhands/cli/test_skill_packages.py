@@ -354,9 +354,33 @@ def test_forged_pins_remove_nothing_outside(tmp_path: Path, folder: Path, said: 
     assert "\x1b" not in said()
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "\ud800".encode(errors="surrogatepass")])
-def test_unreadable_pins_are_none(folder: Path, text: str | bytes) -> None:
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "<<<<<<< ours\n{}", "\ud800".encode(errors="surrogatepass")])
+def test_unreadable_pins_are_named_and_kept(tmp_path: Path, folder: Path, said: Said, text: str | bytes) -> None:
     path = folder / ".agents" / "skills" / "pins.json"
     path.parent.mkdir(parents=True)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert call(["skills", "check", str(folder)]) == 0
+    content = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(content)
+    pin = pack(tmp_path / "archive", FILES)
+    into = ["--into", str(folder)]
+    assert call(["skills", "check", str(folder)]) == 1
+    assert call(["skills", "add", str(tmp_path / "archive"), "--sha256", pin, *into]) == 2
+    assert call(["skills", "rm", "pdf", *into]) == 2
+    assert call(["skills", "ls", str(folder)]) == 0
+    assert said().count("cannot be read as pins") == 4
+    assert path.read_bytes() == content
+    assert [each.name for each in path.parent.iterdir()] == ["pins.json"]
+
+
+def test_chosen_skill_of_a_large_source_is_installed(tmp_path: Path, folder: Path, said: Said) -> None:
+    further = {f"big/{number}": "" for number in range(600)} | {"big/SKILL.md": PDF, "Bad/SKILL.md": "Bad."}
+    pin = commit(tmp_path / "repo", FILES | further)
+    arguments = ["skills", "add", str(tmp_path / "repo"), "--commit", pin, "--into", str(folder)]
+    assert call(arguments) == 2
+    assert "--skill" in said()
+    assert call([*arguments, "--skill", "missing"]) == 2
+    assert "It has Bad, big, csv, pdf." in said()
+    assert call([*arguments, "--skill", "pdf"]) == 0
+    digest = pack(tmp_path / "archive", FILES | further)
+    archive = ["skills", "add", str(tmp_path / "archive"), "--sha256", digest, "--into", str(folder)]
+    assert call([*archive, "--skill", "csv"]) == 0
+    assert {path.name for path in (folder / ".agents" / "skills").iterdir()} == {"pdf", "csv", "pins.json"}
