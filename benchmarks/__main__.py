@@ -72,6 +72,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "long_log": ("--events", "500"),
     "sdk_sessions": ("--sessions", "1", "--steps", "2"),
     "eval_in_flight": ("--count", "20", "--latency", "0.2", "--write-as", "eval_in_flight_smoke"),
+    "rollout_in_flight": ("--count", "5", "--turns", "1", "--token-seconds", "0.005"),
     "eval_workspaces": ("--count", "2", "--latency", "0.1"),
     "eval_kills": (
         *("--count", "20", "--at-once", "10", "--latency", "0.3", "--controllers", "2", "--tools", "2", "--no-peer"),
@@ -79,6 +80,8 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "eval_crowd": ("--count", "10", "--steps", "4", "--latency", "0.2", "--no-peer"),
 }
 """Benchmarks that print their own tables and run by themselves too, and with what they only show that they work."""
+WITH_PEER = frozenset({"recording", "restoring", "stepping", "model", "bash", "crowd", "idling", "servers"})
+"""Benchmarks that measure OpenHands' SDK too. The others do not install it, which takes up to a quarter of an hour."""
 QUIET_LOAD = 0.7
 HERE = Path(__file__).parent
 
@@ -107,7 +110,7 @@ async def _run(names: Sequence[str], arguments: argparse.Namespace) -> None:
         directory = Path(folder)
         print(machine.describe(await _store_version(directory / "version")))
         print(f"load at the start: {machine.load():.2f}" + _noise())
-        async with _peer(directory, is_wanted=bool(names) and not arguments.no_peer) as sdk:
+        async with _peer(directory, is_wanted=not (arguments.no_peer or WITH_PEER.isdisjoint(names))) as sdk:
             peer_name = f"OpenHands SDK {sdk.version}" if sdk else "OpenHands SDK"
             for name in names:
                 began = time.monotonic()
@@ -121,9 +124,10 @@ async def _run(names: Sequence[str], arguments: argparse.Namespace) -> None:
 @contextlib.asynccontextmanager
 async def _peer(directory: Path, *, is_wanted: bool) -> AsyncIterator[Sdk | None]:
     """Start the SDK, installing it first if need be; None when that is not possible."""
-    problem = set_up() if is_wanted else "left out"
+    problem = set_up() if is_wanted else ""
     if problem:
         print(f"OpenHands' SDK: not installed ({problem})")
+    if problem or not is_wanted:
         yield None
         return
     sdk = await Sdk.start(directory / "peer.log")

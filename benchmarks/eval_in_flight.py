@@ -33,7 +33,7 @@ from benchmarks.eval_figures import Line, ideal_seconds, percentile, show
 from benchmarks.machine import cpu_seconds, peak_kib, resident_kib
 from benchmarks.submitter import ANSWER, RESULTS, USED, Spec
 from deckhands.evaluation.attempts.results import read_results
-from deckhands.operations.monitoring.workers import read_workers
+from deckhands.operations.monitoring.census import read_workers
 from tests.model_server.latency import Latency
 from tests.model_server.running_server import RunningModelServer
 

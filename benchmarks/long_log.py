@@ -22,7 +22,7 @@ import redis.asyncio
 from benchmarks.history import conversation
 from benchmarks.machine import load
 from broker.contract.events import with_id
-from broker.log.export import render_event_line
+from broker.log.entries import render_event_line
 from broker.store.embedded import EmbeddedValkey
 
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -20,8 +20,7 @@ import psutil
 
 from broker.contract.specs import AgentSpec
 from controller_worker.agents.registry import create_agent
-from controller_worker.loop.sdk.launch import PROGRAM, can_sandbox
-from controller_worker.loop.sdk.runner import Line, SdkRunner
+from controller_worker.loop.sdk.runner import PROGRAM, Line, SdkRunner, can_sandbox
 from controller_worker.loop.sdk.session import MODEL
 
 LIMIT_SECONDS = 120.0

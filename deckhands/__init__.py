@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from broker.secrets.references import SecretReference
     from broker.tools.celery_tool import celery_tool
     from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed, custom_tool
-    from deckhands.client.archive.errors import ArchiveUnavailable
+    from deckhands.client.archive.storage import ArchiveUnavailable
     from deckhands.client.changing import Change
     from deckhands.client.client import Client
     from deckhands.client.conversation.async_conversation import AsyncConversation
@@ -135,7 +135,7 @@ _MODULES = {
     "broker.secrets.references": ("SecretReference",),
     "broker.tools.celery_tool": ("celery_tool",),
     "broker.tools.custom_tools": ("CustomTool", "ToolContext", "ToolFailed", "custom_tool"),
-    "deckhands.client.archive.errors": ("ArchiveUnavailable",),
+    "deckhands.client.archive.storage": ("ArchiveUnavailable",),
     "deckhands.client.changing": ("Change",),
     "deckhands.client.client": ("Client",),
     "deckhands.client.conversation.async_conversation": ("AsyncConversation",),

@@ -19,6 +19,7 @@ SANDBOXES = ("auto", "bwrap", "docker", "none")
 SANDBOX_REMEDY = "Use auto, bwrap, docker or none, or the name of a sandbox that a package of the tool workers has."
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
+PLAIN_VARIABLES = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
 
 
 def is_sandbox_name(name: str) -> bool:
@@ -46,6 +47,11 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, othe
     found = read_configuration(env, directory, others=others)
     env.update(found.values)
     return found.notices
+
+
+def read_plain_environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables with which Python finds our code: no setting and no secret."""
+    return {name: env[name] for name in PLAIN_VARIABLES if name in env}
 
 
 def takes_colour(env: Mapping[str, str] = os.environ) -> bool:

@@ -13,27 +13,33 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
 from broker.contract.actions import AgentDelegateAction, AgentFinishAction, CmdRunAction, MessageAction
-from broker.contract.agent_state import is_settled
 from broker.contract.browser_events import BrowserOutputObservation
-from broker.contract.events import ConfirmationStatus, Event, EventSource, ModelCallDeferred, Tenancy
+from broker.contract.events import ConfirmationStatus, Event, EventSource, ModelCallDeferred, Tenancy, is_settled
 from broker.contract.file_events import FileEditObservation
 from broker.contract.task_list import TaskItem, TaskTrackingAction
-from broker.coordination.figures import Figures
-from broker.coordination.membership import Membership
+from broker.coordination.membership import Figures, Membership
 from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
 from broker.log.append_call import Appended
+from broker.runtime import StoreRefused, to_millis
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.evaluation.attempts.catalog import Catalog
 from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.evaluation.attempts.status import AttemptDetails
+from deckhands.operations.monitoring.history import ClusterSample
+from deckhands.operations.schedules.repository import ScheduleRepository
+from deckhands.operations.schedules.schedule import Schedule
+from deckhands.operations.webhooks.repository import WebhookRepository
+from deckhands.operations.webhooks.webhook import SETTLED
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.broker_parts import claim, enter
@@ -225,6 +231,7 @@ async def work(store: Store, ends: asyncio.Event) -> None:
     for each in (worker, tools):
         await each.register()
     rate = 6.0
+    figures.set(conversations=14.0)
     for beat in count(1):
         rate = max(1.0, rate + chance.uniform(-1.2, 1.3))
         figures.add("steps", round(rate))
@@ -251,6 +258,32 @@ async def fill_cluster(store: Store) -> None:
         await store.connection.call("HSET", key, "spent", round(spent * 1e9))
 
 
+async def fill_operations(store: Store) -> None:
+    """Make a schedule, a webhook, and a conversation that has crashed its workers and was taken over from them."""
+    client = Client(store)
+    schedules, webhooks = ScheduleRepository(store, client.secrets), WebhookRepository(store, client.secrets)
+    await schedules.add(Schedule(name="nightly-updates", cron="0 6 * * 1-5"), TaskSpec(task="Update the dependencies"))
+    await webhooks.add("acme", "https://billing.acme.example/deckhands", (SETTLED,))
+    cid = await client.submit("Migrate", title="Migrate the orders table", tenancy=Tenancy(tenant="acme"))
+    names = (await store.locate(cid)).shard
+    await store.connection.call("ZADD", names.dead, 1, cid)
+    now = store.clock.now()
+    for number in (3, 2, 1):
+        died = str(to_millis(now - timedelta(minutes=number)))
+        fields = ("c", cid, "from", f"n{number}:controller:4{number}", "to", "n1:controller:41", "at", died)
+        await store.connection.call("XADD", names.takeovers, "*", *fields)
+    index = f"{store.all_shards[0].history}:hour"
+    chance, value = random.Random(5), 6.0
+    samples: list[tuple[str, ...]] = [("DEL", index)]
+    for number in range(700, 3, -1):
+        value = max(1.0, value + chance.uniform(-0.5, 0.5))
+        sample = ClusterSample(steps=value, spend=30 * value, running=round(3 * value), waiting=round(value / 2))
+        at = to_millis(now - timedelta(seconds=5 * number)) // 5_000 * 5_000
+        samples.append(("XADD", index, f"{at}-0", "v", sample.model_dump_json()))
+    with suppress(StoreRefused):  # a server has added its own sample meanwhile
+        await store.connection.call_many(samples)
+
+
 async def take(folder: Path, names: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
@@ -265,6 +298,7 @@ async def take(folder: Path, names: Sequence[str] = ()) -> None:
                 store, fork, [state("running"), reply(prompt=1_900), said("I multiply in the line."), state("finished")]
             )
             await fill_cluster(store)
+            await fill_operations(store)
             rows = attempts()
             busy = [in_flight(row, seconds) for row, seconds in zip(rows[97:101], (81.0, 46.5, 30.0, 4.2), strict=True)]
             await write_evaluation(store, "nightly-shop", rows[:97], total=120, tenant="acme", in_flight=busy)
@@ -290,9 +324,9 @@ async def take(folder: Path, names: Sequence[str] = ()) -> None:
                     ("new", "#/new", 1280, 900, False),
                     ("new-narrow", "#/new", 390, 900, True),
                     ("keys", f"#/c/{shown}", 1280, 900, False),
-                    ("cluster", "#/cluster", 1280, 960, False),
-                    ("cluster-dark", "#/cluster", 1280, 960, True),
-                    ("cluster-narrow", "#/cluster", 390, 1500, False),
+                    ("cluster", "#/cluster", 1280, 1460, False),
+                    ("cluster-dark", "#/cluster", 1280, 1460, True),
+                    ("cluster-narrow", "#/cluster", 390, 3300, False),
                 ):
                     if names and name not in names:
                         continue

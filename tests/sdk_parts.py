@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller_worker.loop.conversation_loop import ConversationLoop
-from controller_worker.loop.sdk.launch import PROGRAM
+from controller_worker.loop.sdk.runner import PROGRAM
 from controller_worker.loop.sdk.sessions import SandboxChoice, SdkSessions
 from tests.conversation_hands import CID, Hands
 

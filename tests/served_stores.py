@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pytest
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
+from tests.forked_programs import ForkedProgram
 from tests.polling import unhurried
 from tests.stores import valkey_program
 from tool_worker.workspace.workspaces import Workspaces
@@ -166,15 +166,12 @@ async def worker(
         environment = {**environment, "DECKHANDS_URL": log.role(ROLES[module])}
     if queue is not None:
         environment = {**environment, "DECKHANDS_CELERY_URL": queue.role(ROLES.get(module, "beat"))}
-    worker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module), env=environment, stdout=asyncio.subprocess.DEVNULL
-    )
+    worker = ForkedProgram(module, environment=environment, output=None, errors=2)
     try:
         yield
     finally:
         worker.terminate()
-        async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
-            assert await worker.wait() == 0
+        assert await asyncio.to_thread(worker.wait, unhurried(LIMIT_SECONDS)) == 0
 
 
 async def close_workspaces(node_dir: Path, ids: Iterable[str] | None = None) -> None:

@@ -29,7 +29,7 @@ BACKEND = "controller_worker/providers/a_backend.py"
 BROKEN = [
     ("floors", MODULE, "import controller_worker.core.state", {1}),
     ("floors", MODULE, "from deckhands import client", {1}),
-    ("floors", "controller_worker/a.py", "def f():\n    from tool_worker.tools.registry import tools", {2}),
+    ("floors", "controller_worker/a.py", "def f():\n    from tool_worker.tools.tool import tools", {2}),
     ("floors", "tool_worker/tools/a.py", "from ...controller_worker import state", {1}),
     ("floors", "tool_worker/a.py", "import importlib\nimportlib.import_module('controller_worker.providers')", {2}),
     ("floors", "deckhands/a.py", "from tool_worker import app", {1}),
@@ -65,7 +65,7 @@ BROKEN = [
     ("declared_dependencies", MODULE, "def f():\n    import some_unknown_library", {2}),
     ("host_standard_library", HOST, "import psutil", {1}),
     ("host_standard_library", HOST, "from broker.runtime.errors import UsageError", {1}),
-    ("host_standard_library", HOST, "from tool_worker.completion import mask", {1}),
+    ("host_standard_library", HOST, "from tool_worker.errors import mask", {1}),
     ("host_standard_library", HOST, "from ... import completion", {1}),
     ("safe_loading", MODULE, "import pickle", {1}),
     ("safe_loading", MODULE, "def f():\n    from marshal import loads", {2}),

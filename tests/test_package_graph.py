@@ -28,7 +28,7 @@ USE_OPTIONAL = {
         "deckhands/server/evaluations.py",
         "deckhands/server/web/overviews.py",
     ),
-    "deckhands.rollouts": ("deckhands/__init__.py", "deckhands/cli/"),
+    "deckhands.rollouts": ("deckhands/__init__.py", "deckhands/cli/", "deckhands/server/rollouts.py"),
     "deckhands.interop": ("deckhands/cli/", "deckhands/headless.py", "deckhands/server/openhands/"),
 }
 """The files that offer what an optional package does; everything else works without it."""

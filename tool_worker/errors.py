@@ -18,10 +18,16 @@
         ├── SandboxTooWeak       weaker than this node demands
         └── SandboxUnsafe        the self-test escaped from it
 
+`wait_to_completion` awaits work to its end even if the awaiting task is cancelled.
+
 Holds: if one of these is raised before an action starts, the action has no effect.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from broker.runtime import DeckhandsError
 
@@ -144,3 +150,16 @@ class StoppedBeforeStart(DeckhandsError):
 
     def __init__(self) -> None:
         super().__init__("The action was not run: it was stopped before it began.")
+
+
+_T = TypeVar("_T")
+
+
+async def wait_to_completion(work: Awaitable[_T]) -> _T:
+    """Await work, such as a start in a thread; if cancelled meanwhile, wait for its end before raising."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

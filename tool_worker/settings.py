@@ -214,7 +214,7 @@ def _containers(variables: ToolVariables) -> ContainerSettings:
     images = _split_words(variables.docker_images)
     if images and not is_image_name(images[0]):
         raise UsageError(
-            f"DECKHANDS_DOCKER_IMAGES begins with {images[0]!r}, which is not the name of an image.",
+            f"The first image of DECKHANDS_DOCKER_IMAGES, {images[0]!r}, is not a valid name of an image.",
             remedy="Name first the image to use where none is asked for.",
         )
     return ContainerSettings(images, variables.docker_host, variables.docker_cpus or None)
@@ -275,7 +275,7 @@ def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
         if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
             raise UsageError(
                 f"{SHELL_VARIABLE_PREFIX}{name} would set the variable {name!r}.",
-                remedy="Use letters, digits and _, and begin with a letter.",
+                remedy="Use letters, digits and _, and start with a letter.",
             )
     return variables
 

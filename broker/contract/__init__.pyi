@@ -1,6 +1,6 @@
 from . import codec as codec
 from .codec import SHORTENED_END_CHARS as SHORTENED_END_CHARS
-from .schema_version import SCHEMA_VERSION as SCHEMA_VERSION
+from .codec import SCHEMA_VERSION as SCHEMA_VERSION
 from .codec import SHORTEN_ABOVE_BYTES as SHORTEN_ABOVE_BYTES, action_kinds as action_kinds, checksum_of as checksum_of
 from .codec import decode_any as decode_any, event_from_wire as event_from_wire, pack as pack, to_entry as to_entry
 from .actions import WAYS_OUT as WAYS_OUT, AgentDelegateAction as AgentDelegateAction
@@ -17,8 +17,8 @@ from .agent_factory import choose_agent as choose_agent, legacy_of as legacy_of,
 from .agent_files import AGENT_FOLDERS as AGENT_FOLDERS, AgentFile as AgentFile
 from .agent_files import load_agent_files as load_agent_files, parse_agent_file as parse_agent_file
 from .agent_files import read_agent_files as read_agent_files
-from .agent_state import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_USER_STATES as WAITING_FOR_USER_STATES
-from .agent_state import AgentState as AgentState, is_settled as is_settled
+from .events import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_USER_STATES as WAITING_FOR_USER_STATES
+from .events import AgentState as AgentState, is_settled as is_settled
 from .allowed_hosts import HostRule as HostRule, parse_authority as parse_authority
 from .allowed_hosts import parse_host_rules as parse_host_rules, render_authority as render_authority
 from .browser_events import BrowseInteractiveAction as BrowseInteractiveAction, BrowseURLAction as BrowseURLAction
@@ -73,7 +73,7 @@ from .kinds import ConfirmationStatus as ConfirmationStatus, Event as Event, Eve
 from .kinds import EventT as EventT, Observation as Observation, Paragraph as Paragraph, Role as Role
 from .kinds import ToolCallMetadata as ToolCallMetadata, WorkspaceUse as WorkspaceUse, share_names as share_names
 from .kinds import with_fields as with_fields, with_id as with_id
-from .labels import Labels as Labels, validate_labels as validate_labels
+from .interventions import Labels as Labels, validate_labels as validate_labels
 from .llm_spec import LLMSpec as LLMSpec
 from .long_work import FEATURES_FILE as FEATURES_FILE, FEATURE_LIST as FEATURE_LIST, INIT_SCRIPT as INIT_SCRIPT
 from .long_work import LONG_WORK_AGENT as LONG_WORK_AGENT, MAX_FEATURES as MAX_FEATURES, NOTES_FILE as NOTES_FILE
@@ -100,11 +100,11 @@ from .observations import NullObservation as NullObservation, OutcomeUnknownObse
 from .observations import SuccessObservation as SuccessObservation, SurveyObservation as SurveyObservation
 from .observations import ToolCallObservation as ToolCallObservation, UserRejectObservation as UserRejectObservation
 from .observations import truncate_content as truncate_content
-from .offered_models import OFFERED_MODELS as OFFERED_MODELS, PATTERN_END as PATTERN_END
-from .offered_models import UNPRICED_MODELS as UNPRICED_MODELS
-from .offered_models import SCRIPT_PREFIXES as SCRIPT_PREFIXES, ModelNotOffered as ModelNotOffered
-from .offered_models import ModelTable as ModelTable, OfferedModel as OfferedModel, check_offered as check_offered
-from .offered_models import find_model_names as find_model_names, not_offered_error as not_offered_error
+from .llm_spec import OFFERED_MODELS as OFFERED_MODELS, PATTERN_END as PATTERN_END
+from .llm_spec import UNPRICED_MODELS as UNPRICED_MODELS
+from .llm_spec import SCRIPT_PREFIXES as SCRIPT_PREFIXES, ModelNotOffered as ModelNotOffered
+from .llm_spec import ModelTable as ModelTable, OfferedModel as OfferedModel, check_offered as check_offered
+from .llm_spec import find_model_names as find_model_names, not_offered_error as not_offered_error
 from .plain_json import MAX_JSON_DEPTH as MAX_JSON_DEPTH, replace_surrogates as replace_surrogates
 from .plain_json import to_plain_json as to_plain_json
 from .policies import ANALYZERS as ANALYZERS, BUILT_IN_ANALYZERS as BUILT_IN_ANALYZERS, BUILT_IN_MODES as BUILT_IN_MODES

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from broker.contract.agent_state import AgentState
 from broker.contract.condenser_specs import handles_requests
 from broker.contract.events import (
     Action,
     ActionSecurityRisk,
     AgentSpec,
+    AgentState,
     ConfirmationStatus,
     Event,
     EventSource,
@@ -34,14 +34,14 @@ from broker.contract.tool_arguments import (
     parse_seconds,
     require_text,
 )
-from broker.contract.tool_schemas import (
+from broker.contract.tool_specs import (
     DELEGATE,
     EXECUTE_BASH,
     FINISH,
     REQUEST_CONDENSATION,
     THINK,
+    ToolSpec,
 )
-from broker.contract.tool_specs import ToolSpec
 from broker.runtime import format_count
 
 MAX_AGENT_NAME_CHARS = 1_000

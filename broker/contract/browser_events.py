@@ -9,8 +9,7 @@ from pydantic import Field
 from broker.contract.actions import RiskyAction
 from broker.contract.events import JsonObject, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
-from broker.contract.tool_schemas import SECURITY_RISK
-from broker.contract.tool_specs import ToolSpec
+from broker.contract.tool_specs import SECURITY_RISK, ToolSpec
 
 BROWSER = ToolSpec(
     name="browser",

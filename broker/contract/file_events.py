@@ -15,8 +15,7 @@ from broker.contract.events import Action, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.contract.specs import EventValue
 from broker.contract.tool_arguments import RISK, parse_risk, refuse_unknown, require_text
-from broker.contract.tool_schemas import SECURITY_RISK
-from broker.contract.tool_specs import OutcomePolicy, ToolSpec
+from broker.contract.tool_specs import SECURITY_RISK, OutcomePolicy, ToolSpec
 from broker.runtime import format_count
 
 NUMBERED_LINES_PREFIX = "Here's the result of running `cat -n` on "

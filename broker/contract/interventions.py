@@ -1,19 +1,60 @@
-"""A user's interventions in a running conversation: configuration changes, and commands beside the agent.
+"""A user's interventions in a running conversation: configuration changes, labels, and commands beside the agent.
 
-Holds: no step waits for such a command and no model sees it; the log has it and its one observation.
+Producers attach labels to conversations to find them again.
+
+Holds: no step waits for such a command and no model sees it; the log has it and its one observation. Names and values
+of labels are short, plain ASCII, and safe in a command line, a file name and a key.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, WithJsonSchema
 
 from broker.contract.agent_factory import AgentKind
 from broker.contract.events import Action, AgentSpec, Event, EventSource, Limits, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
-from broker.contract.labels import Labels
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.tool_specs import ToolOffer
+
+MAX_LABELS = 32
+LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,62}[A-Za-z0-9])?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.:/@+-]{0,126}[A-Za-z0-9])?)?")
+
+
+def validate_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Validate labels and return them.
+
+    Raises:
+        ValueError: there are too many, or one is invalid; the text names it.
+    """
+    if len(labels) > MAX_LABELS:
+        raise ValueError(f"there are {len(labels)} labels; the limit is {MAX_LABELS}")
+    for name, value in labels.items():
+        if LABEL_NAME.fullmatch(name) is None:
+            raise ValueError(f"{ascii(name)[:100]} is not a valid name of a label")
+        if LABEL_VALUE.fullmatch(value) is None:
+            raise ValueError(f"{ascii(value)[:100]} is not a valid value of the label {name}")
+    return labels
+
+
+Labels = Annotated[
+    dict[str, str],
+    AfterValidator(validate_labels),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_LABELS,
+            "propertyNames": {"pattern": f"^{LABEL_NAME.pattern}$"},
+            "additionalProperties": {"type": "string", "pattern": f"^{LABEL_VALUE.pattern}$"},
+        }
+    ),
+]
+"""At most 32 labels; names have 1 to 64 characters, values 0 to 128."""
+
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 MAX_TIMEOUT_SECONDS = 3600.0

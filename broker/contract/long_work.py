@@ -20,8 +20,7 @@ from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, EventValue, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.contract.tool_arguments import ToolCallError, parse_arguments, parse_risk
-from broker.contract.tool_schemas import SECURITY_RISK
-from broker.contract.tool_specs import OutcomePolicy, ToolSpec
+from broker.contract.tool_specs import SECURITY_RISK, OutcomePolicy, ToolSpec
 
 LONG_WORK_AGENT = "LongWorkAgent"
 """The agent whose conversations have a feature list."""

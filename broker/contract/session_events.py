@@ -18,8 +18,7 @@ from broker.contract.events import Action, EventValue, JsonObject, Observation, 
 from broker.contract.kinds import Paragraph
 from broker.contract.task_list import TaskItem
 from broker.contract.tool_arguments import parse_risk, parse_seconds, require_text
-from broker.contract.tool_schemas import SECURITY_RISK
-from broker.contract.tool_specs import ToolSpec
+from broker.contract.tool_specs import SECURITY_RISK, ToolSpec
 
 IMAGE_PLACEHOLDER = "![image](data:image/png;base64, ...) already displayed to user"
 

@@ -88,7 +88,7 @@ class UploadedSource(BaseModel):
 
     Attributes:
         name: the file's name, for display.
-        parcel: see `broker.coordination.stored_files`.
+        parcel: see `broker.coordination.transfers`.
         ref: the ref of a bundle, see `GitSource`.
     """
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from broker.contract import Ownership
 from broker.coordination.crash_attribution import Mark
-from broker.coordination.waiting_results import settle_results
+from broker.coordination.wakeups import settle_results
 from broker.runtime import CorruptEntry, EventsLost, OwnershipLost, StoreError, StoreRefused, StoreUnavailable
 from broker.store import Store
 

@@ -92,7 +92,7 @@ class TenantTable(BaseModel):
             entries = tomllib.loads(text)
             if unknown := sorted(entries.keys() - {"tenants", "quota"}):  # one file may hold the quotas too
                 raise UsageError(
-                    f"The table of tenants cannot be used: there is a {unknown[0]!r} beside [tenants].",
+                    f"The table of tenants cannot be used: {unknown[0]!r} is not allowed next to [tenants].",
                     remedy="Put the rules of a tenant under [tenants.NAME].",
                 )
             return cls(rules=entries.get("tenants", {}))

@@ -1,8 +1,11 @@
 """Deletes a conversation: its log and everything stored with it.
 
+`expire` ends conversations that did not start in time. The first worker that notices one appends its end.
+
 Holds: a conversation is whole, or closed and listed until its deletion is repeated, or gone. A kill between two steps
 leaves no orphaned key. A log is deleted only if it still ends at the event where the caller found it settled, and if no
-worker owns the conversation.
+worker owns the conversation. A conversation that has started is left alone, because the store checks this in the
+append. Idempotent.
 Does not: find a blob whose event was never appended; delete delegates, checkpoints, or keys that expire within ten
 minutes. A new conversation may use the id of a deleted one.
 Keys: those of a conversation, see `broker.store.keys`.
@@ -11,12 +14,25 @@ Keys: those of a conversation, see `broker.store.keys`.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
-from broker.contract import codec
+from broker.contract import AgentState, AgentStateChangedObservation, codec
 from broker.limits import Ledger
 from broker.log.entries import find_reader
-from broker.runtime import CorruptEntry, DataLocked, DeckhandsError, StoreTooNew, UnknownConversation, failpoint
+from broker.log.event_log import EventLog
+from broker.runtime import (
+    ConversationBusy,
+    CorruptEntry,
+    DataLocked,
+    DeckhandsError,
+    StoreTooNew,
+    UnknownConversation,
+    failpoint,
+    make_extra,
+)
 from broker.store import Cipher, ConversationKeys, Store
 
 READ_BATCH = 500
@@ -120,3 +136,31 @@ class Deletion:
         if reply[0] == "missing" and function == "deck_begin_deletion":
             raise UnknownConversation(conversation_id)
         return reply
+
+
+NOT_STARTED = "ConversationExpired: The conversation was not begun before it expired"
+EXPIRED_CODE = "expired"
+
+_log = logging.getLogger(__name__)
+
+
+async def expire(log: EventLog, conversation_ids: Iterable[str]) -> None:
+    """End scheduled conversations whose time limit has passed. Idempotent; raises nothing."""
+    for conversation_id in conversation_ids:
+        try:
+            with suppress(ConversationBusy, UnknownConversation):  # it has started, or is gone
+                await _expire(log, conversation_id)
+        except (DeckhandsError, ValueError):  # damaged keys of one conversation must not affect others
+            _log.exception("cannot end the expired conversation %s", conversation_id, extra=make_extra(conversation_id))
+
+
+async def _expire(log: EventLog, conversation_id: str) -> None:
+    end = AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=NOT_STARTED, code=EXPIRED_CODE)
+    fields = {
+        "state": AgentState.ERROR.value,
+        "planned": "over",
+        "wait_reason": "",
+        "last_error": NOT_STARTED,
+        "error_code": EXPIRED_CODE,
+    }
+    await log.append(conversation_id, [end], key=EXPIRED_CODE, condition="expire", fields=fields)

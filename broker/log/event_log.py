@@ -28,7 +28,6 @@ from broker.contract import (
     replace_surrogates,
 )
 from broker.coordination import settle_results
-from broker.log.admission import count_open_elsewhere, raise_refusal
 from broker.log.append_call import (
     Appended,
     AppendOutcome,
@@ -43,8 +42,10 @@ from broker.log.append_call import (
     ProducerWriter,
     ToolWriter,
     Writer,
+    count_open_elsewhere,
     make_append_arguments,
     parse_outcome,
+    raise_refusal,
 )
 from broker.log.blobs import Blobs, split_into_chunks
 from broker.log.entries import NewEvents, find_cipher_of, find_reader, is_first_entry, parse_entry

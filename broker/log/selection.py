@@ -1,7 +1,10 @@
 """Selects conversations by tenant, label and state, in pages: any number, with bounded work per page.
 
+`WaitReason` is why a conversation waits, in one word, as its controller writes it into the index.
+
 Holds: newest first, by creation time and id. Conversations that are created or deleted meanwhile make no page skip or
-repeat another one. Labels and tenants have their own indexes, so conversations without them are not read.
+repeat another one. Labels and tenants have their own indexes, so conversations without them are not read. Controllers
+write no other reason. Listings, metrics and explanations of waits use these values.
 Keys: reads `deck:{k}:index`, `deck:{k}:label:<name>=<value>` and `deck:{k}:label:=<tenant>`.
 """
 
@@ -10,11 +13,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from broker.contract import AgentState
 from broker.log.conversations import ConversationRow, Conversations, SelectionFields
-from broker.log.wait_reasons import WaitReason
 from broker.store import ShardKeys, Store
+
+
+class WaitReason(StrEnum):
+    """Why a conversation waits. The values are stable."""
+
+    SCHEDULED = "scheduled"
+    """Its start time."""
+    TOOL = "tool"
+    """A tool worker that runs its action."""
+    DELEGATE = "delegate"
+    """Its delegates."""
+    RATE_LIMIT = "rate_limit"
+    """Its turn at a quota, or the next attempt after a provider refused a call for its own quota."""
+    BUDGET = "waiting_for_budget"
+    """Funds in a budget account."""
+    BATCH = "batch"
+    """A batch of calls at a provider."""
+    NEWER_WORKER = "newer_worker"
+    """A worker of the version that wrote the latest events of its log."""
+    LOCKED = "locked"
+    """A worker with the master key that decrypts its log."""
+    PINNED_VERSION = "pinned_version"
+    """A controller worker of the version that it is pinned to."""
+    SERVICE_UNAVAILABLE = "service_unavailable"
+    """The next attempt after the provider was unavailable. The values below are the same for other errors."""
+    INTERNAL = "internal"
+    TIMEOUT = "timeout"
+    MALFORMED_REPLY = "malformed_reply"
+    NO_RESPONSE = "no_response"
+
 
 PAGE_SIZE = 500
 MAX_SCANNED = 1_000

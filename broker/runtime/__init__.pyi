@@ -6,7 +6,8 @@ from .child import EXIT_USAGE as EXIT_USAGE, ChildProcess as ChildProcess, read_
 from .child import rotate_log as rotate_log
 from .clock import SYSTEM_CLOCK as SYSTEM_CLOCK, Clock as Clock, SharedClock as SharedClock, SystemClock as SystemClock
 from .clock import from_millis as from_millis, to_millis as to_millis
-from .counting import format_count as format_count
+from .ids import make_delegate_id as make_delegate_id
+from .ids import format_count as format_count
 from .environment import BEAT as BEAT, CONTROLLER as CONTROLLER, INGRESS as INGRESS, JOBS as JOBS
 from .environment import SERVICES as SERVICES, TOOLS as TOOLS
 from .environment import VARIABLE as VARIABLE, explain_passing as explain_passing
@@ -24,7 +25,7 @@ from .errors import StoreReplaced as StoreReplaced, StoreTooNew as StoreTooNew, 
 from .errors import UnknownConversation as UnknownConversation, UnknownKind as UnknownKind, UsageError as UsageError
 from .failpoints import arm as arm, failpoint as failpoint
 from .front_matter import parse_front_matter as parse_front_matter
-from .hardening import harden_process as harden_process
+from .child import harden_process as harden_process
 from .host_load import HostLoad as HostLoad
 from .ids import check_conversation_id as check_conversation_id, derive_task_id as derive_task_id
 from .ids import draw_jitter as draw_jitter, is_conversation_id as is_conversation_id
@@ -44,8 +45,8 @@ from .settings import UrlInFile as UrlInFile
 from .settings import find_agent_variables as find_agent_variables, hide_password as hide_password
 from .settings import join_paths as join_paths, load_current_url as load_current_url, logs_json as logs_json
 from .settings import make_celery_url as make_celery_url, split_paths as split_paths
-from .ticks import wait_for_tick as wait_for_tick
-from .tls import read_tls as read_tls
+from .clock import wait_for_tick as wait_for_tick
+from .addresses import read_tls as read_tls
 from .tracing import OpenSpan as OpenSpan, Tracing as Tracing, Value as Value, make_traceparent as make_traceparent
 from .tracing import open_tracing as open_tracing, parse_traceparent as parse_traceparent
 from .tracing import render_content as render_content

@@ -1,15 +1,20 @@
 """Decides which addresses may be connected to: those of the public internet, and networks that the operator adds.
 
+`read_tls` reads the TLS options in a Redis URL: of the store, of Celery's broker and of its result backend.
+
 Holds: an address embedded in another one (IPv4 in IPv6, 6to4, NAT64, SIIT, ISATAP or Teredo) is checked too. Of IPv6,
 only the range allocated for the internet (2000::/3) and NAT64's own prefix are public. The addresses at which clouds
-serve credentials to machines are never allowed, whatever the operator adds.
+serve credentials to machines are never allowed, whatever the operator adds. The server's certificate is verified unless
+the URL has `ssl_cert_reqs=none`. An invalid option raises an error before any connection.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -99,3 +104,43 @@ def _iterate_forms(address: Address) -> Iterator[Address]:
 
 def _is_within(address: Address, network: Network) -> bool:
     return address.version == network.version and address in network
+
+
+CERTIFICATE_CHECKS = {
+    **{name: name for name in ("required", "optional", "none")},
+    **{f"CERT_{name.upper()}": name for name in ("required", "optional", "none")},
+}
+"""The values of a URL's certificate option, from redis-py and Celery, with redis-py's equivalents."""
+
+
+def read_tls(options: Mapping[str, Any]) -> tuple[dict[str, Any], ssl.SSLContext]:
+    """Return the TLS options of a URL in redis-py's format, and an SSL context made of them.
+
+    Args:
+        options: those of a `rediss://` URL; `ssl_check_hostname` as a bool.
+
+    Raises:
+        ValueError: an option is invalid; the message names it.
+    """
+    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    check = tls.get("ssl_cert_reqs", "required")
+    if check not in CERTIFICATE_CHECKS:
+        raise ValueError(f"ssl_cert_reqs={check} cannot be used: it is required, optional or none")
+    tls["ssl_cert_reqs"] = CERTIFICATE_CHECKS[check]
+    option = "ssl_ca_certs"
+    try:
+        context = ssl.create_default_context(
+            cafile=tls.get(option), capath=tls.get("ssl_ca_path"), cadata=tls.get("ssl_ca_data")
+        )
+        option = "ssl_certfile"
+        if option in tls:
+            context.load_cert_chain(tls[option], tls.get("ssl_keyfile"), tls.get("ssl_password"))
+    except OSError as error:
+        key = f" with ssl_keyfile={tls['ssl_keyfile']}" if option == "ssl_certfile" and "ssl_keyfile" in tls else ""
+        raise ValueError(f"{option}={tls.get(option)}{key} cannot be used: {error.strerror or error}") from error
+    if tls["ssl_cert_reqs"] == "none":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif "ssl_check_hostname" in tls:
+        context.check_hostname = tls["ssl_check_hostname"]
+    return tls, context

@@ -1,13 +1,21 @@
 """A child process that ends with its parent.
 
+`harden_process` protects a worker from other programs of the same user. Without a sandbox, agents' commands run under
+the worker's own user id; with one, they would after an escape. The kernel then still checks access to a process.
+
 Holds: the kernel sends the child a signal when its parent dies, however it died (see `parent_death`). The child leads
-its own session, so Ctrl-C at a terminal reaches only the parent, which decides about its children.
-Does not: reach the child's own children. Linux only (PR_SET_PDEATHSIG, pidfd).
+its own session, so Ctrl-C at a terminal reaches only the parent, which decides about its children. After
+`harden_process`, a program without CAP_SYS_PTRACE can neither read the environment (which has the store's password),
+the memory or the open files of this process, nor trace it. It leaves no core dump.
+Does not: reach the child's own children. Linux only (PR_SET_PDEATHSIG, pidfd). It does not prevent such a program from
+killing this process; protect a worker that runs as root; protect child processes, which are accessible again after
+exec; protect the program that started the worker.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -133,3 +141,17 @@ def read_last_lines(log: Path, *, after: int = 0, limit: int = 20) -> str:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(after, end - 16 * 1024))
         return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-limit:])
+
+
+_PR_SET_DUMPABLE = 4
+
+
+def harden_process() -> None:
+    """Make this process inaccessible to other programs. Idempotent.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl PR_SET_DUMPABLE")

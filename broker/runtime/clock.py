@@ -1,11 +1,16 @@
 """Wall and monotonic clocks. The only caller of `time` in our packages, except for workspace hosts.
 
+At a tick, a process does all its periodic work together, so that an idle process wakes up rarely. Commands that several
+loops send in one turn of the event loop travel to the store together.
+
 Holds: wall times are aware UTC; durations are float seconds from a monotonic clock.
 Does not: decide who owns a conversation. Safety depends on fencing tokens, never on a clock.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -90,3 +95,16 @@ def from_millis(millis: int) -> datetime:
 def to_millis(moment: datetime) -> int:
     """Convert an aware time to milliseconds since the epoch, rounded down."""
     return int(moment.timestamp() * 1000)
+
+
+SHARE_OF_PID = 0.37
+
+
+async def wait_for_tick(period_seconds: float) -> None:
+    """Wait until the next tick of a period, at most as long as the period.
+
+    The ticks of a process are at the multiples of the period, by the clock of its event loops and moved by a part that
+    depends on the process: those of one machine do not wake up at once.
+    """
+    now = asyncio.get_running_loop().time() + os.getpid() * SHARE_OF_PID
+    await asyncio.sleep(period_seconds - now % period_seconds)

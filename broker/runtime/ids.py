@@ -1,5 +1,7 @@
 """Makes ids. The only place that draws random numbers for them.
 
+The id of a delegate is derived from the parent's id and the action that starts the delegate.
+
 Holds: conversation ids are unguessable, URL-safe and sort by creation time. A worker id names one worker session, so a
 process that was swept and comes back is a new worker.
 """
@@ -11,6 +13,7 @@ import re
 import secrets
 import socket
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from uuid import NAMESPACE_OID, uuid5
 
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
@@ -41,7 +44,7 @@ def check_conversation_id(conversation_id: str) -> str:
     if not is_conversation_id(conversation_id):
         raise UsageError(
             f"The conversation id {conversation_id!r} cannot be used.",
-            remedy="Use 3 to 64 letters, digits, '-' or '_', beginning with a letter or digit.",
+            remedy="Use 3 to 64 letters, digits, '-' or '_', starting with a letter or digit.",
         )
     return conversation_id
 
@@ -119,3 +122,16 @@ def _encode_base32(value: int, length: int) -> str:
         digits.append(_ALPHABET[value & 31])
         value >>= 5
     return "".join(reversed(digits))
+
+
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun: `1 file`, `1,234 files`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+ID_CHARS = 24
+
+
+def make_delegate_id(parent_id: str, delegate_id: int) -> str:
+    """Return the id of the delegate that an action starts. Always the same for the same action."""
+    return "d" + sha256(f"{parent_id}:{delegate_id}".encode()).hexdigest()[:ID_CHARS]

@@ -24,8 +24,8 @@ from .function_library import FunctionsVersion as FunctionsVersion, UpgradePlan 
 from .function_library import own_version as own_version, plan_upgrade as plan_upgrade
 from .group_reader import BLOCK_SECONDS as BLOCK_SECONDS, HEARTBEAT_SECONDS as HEARTBEAT_SECONDS
 from .group_reader import MISSING_STREAM_ERRORS as MISSING_STREAM_ERRORS, GroupReader as GroupReader
-from .tolerant_reads import LARGEST as LARGEST, decode_text as decode_text, parse_number as parse_number
-from .tolerant_reads import read_tolerantly as read_tolerantly, to_pairs as to_pairs
+from .group_reader import LARGEST as LARGEST, decode_text as decode_text, parse_number as parse_number
+from .group_reader import read_tolerantly as read_tolerantly, to_pairs as to_pairs
 from .layout import MAX_NUMBERS as MAX_NUMBERS, MAX_SHARDS as MAX_SHARDS, ShardLayout as ShardLayout
 from .layout import parse_numbers as parse_numbers
 from .store import Store as Store, load_all_server_facts as load_all_server_facts

@@ -259,7 +259,9 @@ class Cipher:
                 return found
         except (InvalidTag, ValueError):
             pass
-        raise CorruptEntry(f"What the store holds as {about} was changed, or encrypted as something else.")
+        raise CorruptEntry(
+            f"The encrypted value of {about} was changed in the store, or copied there from another one."
+        )
 
     def digest(self, content: bytes) -> str:
         """Return a name of content that reveals nothing about it without the key: 64 hexadecimal digits."""

@@ -47,7 +47,8 @@
     deck:{0}:evaluation:<name>     hash     a month        the desired state and status of an evaluation
     deck:{0}:evaluation:<n>:rows   hash     a month        attempt → its result (JSON)
     deck:{0}:rollouts              zset     a month        rollout run → its last change (ms)
-    deck:{0}:rollout:<n>           hash     a month        the specification of a rollout run, and its state
+    deck:{0}:rollout:<n>           hash     a month        the specification of a rollout run, and its groups' starts
+    deck:{0}:rollout:<n>:state     string   a month        the state of a rollout run
     deck:{0}:rollout:<n>:events    stream   a month        the events of a rollout run, such as new weights
     deck:{0}:rollout:<n>:groups    stream   a month        the finished groups of a rollout run, in order of delivery
     deck:{0}:rollout:<n>:driver    string   while driven   the driver of a rollout run
@@ -61,6 +62,8 @@
     deck:{0}:data_keys             hash     forever        id → the data key of a tenant, encrypted; see encryption
     deck:{0}:mcp_tokens            hash     until removed  MCP server → its login, encrypted; see mcp_login
     deck:{0}:operations:record     list     400 days       operations through the server: author and reason (JSON)
+    deck:{0}:history:<step>        stream   an hour, a day figures of the cluster, see history
+    deck:{0}:history:lease         string   while kept     the server that takes samples of these figures
     deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
     deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
@@ -193,6 +196,11 @@ class ShardKeys:
         return f"{self.root}:operations:record"
 
     @property
+    def history(self) -> str:
+        """The recent figures of the cluster; all of them are in the first shard."""
+        return f"{self.root}:history"
+
+    @property
     def dead(self) -> str:
         """The dead letters."""
         return f"{self.root}:dead"
@@ -314,8 +322,12 @@ class ShardKeys:
         return f"{self.root}:rollouts"
 
     def rollout(self, name: str) -> str:
-        """The specification of a rollout run, and its state; all of a run is in the first shard."""
+        """The specification of a rollout run; all of a run is in the first shard."""
         return f"{self.root}:rollout:{name}"
+
+    def rollout_state(self, name: str) -> str:
+        """The state of a rollout run."""
+        return f"{self.root}:rollout:{name}:state"
 
     def rollout_events(self, name: str) -> str:
         """The events of a rollout run."""

@@ -542,7 +542,7 @@ async def _require_commands(connection: Connection, acks: Acks) -> None:
     if isinstance(known, list) and len(known) == len(needed):
         for name, about in zip(needed, known, strict=True):
             if not about:
-                raise make_missing_command(name, f"has none of this name, says `COMMAND INFO {name}`")
+                raise make_missing_command(name, f"does not have this command, according to `COMMAND INFO {name}`")
 
 
 def _check_facts(facts: dict[str, str], acks: Acks, *, is_cluster: bool) -> tuple[str, ...]:

@@ -9,6 +9,6 @@ from .mcp_login import LoginNeeded as LoginNeeded, McpTokens as McpTokens, is_al
 from .mcp_login import make_auth as make_auth, make_login_needed as make_login_needed, require_login as require_login
 from .output_schema import check_output_schema as check_output_schema, find_violations as find_violations
 from .plugins import entry_points as entry_points
-from .tool_failures import SANDBOX as SANDBOX, ReportedFailure as ReportedFailure, ToolFailure as ToolFailure
-from .tool_failures import ToolFailures as ToolFailures
+from .tool_offers import SANDBOX as SANDBOX, ReportedFailure as ReportedFailure, ToolFailure as ToolFailure
+from .tool_offers import ToolFailures as ToolFailures
 from .tool_offers import ToolOffers as ToolOffers

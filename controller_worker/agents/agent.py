@@ -1,4 +1,4 @@
-"""The protocol of agents.
+"""The protocol of agents, and their prompts: templates beside the agents, filled in.
 
 Holds: an agent is a value made from an `AgentSpec`. It keeps nothing between steps, so any worker can take the next.
 """
@@ -6,7 +6,11 @@ Holds: an agent is a value made from an `AgentSpec`. It keeps nothing between st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from functools import cache
+from importlib import resources
+from typing import Any, Protocol
+
+import jinja2
 
 from broker.contract import AgentSpec, Event, ModelReply, TaskItem, ToolSpec, WorkspaceSpec
 
@@ -67,3 +71,14 @@ class Agent(Protocol):
             empty.
         """
         ...
+
+
+def render_prompt(name: str, **values: Any) -> str:
+    """Return the prompt of a template; every value that it names must be given."""
+    return _load_template(name).render(values)
+
+
+@cache
+def _load_template(name: str) -> jinja2.Template:
+    text = resources.files("controller_worker.agents").joinpath("prompts", name).read_text(encoding="utf-8")
+    return jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined).from_string(text)  # noqa: S701  (a prompt is not HTML)

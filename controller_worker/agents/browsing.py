@@ -33,8 +33,8 @@ from broker.contract import (
     WorkspaceSpec,
     require_text,
 )
+from controller_worker.agents.agent import render_prompt
 from controller_worker.agents.finish_tool import make_finish_tool
-from controller_worker.agents.prompt import render_prompt
 from controller_worker.agents.tool_calls import parse_reply
 
 FENCE = "```"

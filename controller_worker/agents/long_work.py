@@ -20,8 +20,8 @@ from broker.contract import (
     ToolSpec,
     WorkspaceSpec,
 )
+from controller_worker.agents.agent import render_prompt
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.agents.prompt import render_prompt
 from controller_worker.agents.tool_calls import parse_reply
 
 NEEDS_APPROVAL = ("change", "remove")

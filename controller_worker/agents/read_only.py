@@ -1,5 +1,7 @@
 """Read-only agents: ReadOnlyAgent reads and answers, LocAgent locates the code of a task (OpenHands 9.2, 9.3).
 
+PlanningAgent: reads, asks, and proposes a plan for another agent; changes nothing itself.
+
 Holds: they get no other tools, whatever the conversation offers, because other tools might change something.
 """
 
@@ -17,17 +19,21 @@ from broker.contract import (
     AgentFinishAction,
     AgentSpec,
     AgentThinkAction,
+    ConfirmationStatus,
     Event,
     FileReadAction,
     FileReadSource,
     ModelReply,
+    PlanAction,
+    PlanSpec,
     TaskItem,
+    TaskTrackingAction,
     ToolSpec,
     WorkspaceSpec,
     require_text,
 )
+from controller_worker.agents.agent import render_prompt
 from controller_worker.agents.finish_tool import make_finish_tool
-from controller_worker.agents.prompt import render_prompt
 from controller_worker.agents.tool_calls import parse_reply
 
 
@@ -103,3 +109,25 @@ class LocAgent(OwnToolsOnly):
 
     prompt = "loc.j2"
     own_tools = (AgentFinishAction.tool_spec, SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)
+
+
+class PlanningAgent(OwnToolsOnly):
+    """The agent that plans. If the task has a structured output, the executor returns it."""
+
+    prompt = "planning.j2"
+    own_tools = (AgentThinkAction.tool_spec, GREP, GLOB, VIEW, TaskTrackingAction.tool_spec, PlanAction.tool_spec)
+
+    def __init__(self, spec: AgentSpec) -> None:
+        super().__init__(spec)
+        self._plan = spec.plan or PlanSpec()
+
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
+        """See `Agent.events_of`; a plan waits for a user if it must be confirmed."""
+        waits = ConfirmationStatus.AWAITING_CONFIRMATION if self._plan.needs_approval else ConfirmationStatus.CONFIRMED
+        return [
+            event.model_copy(update={"confirmation_state": waits}) if isinstance(event, PlanAction) else event
+            for event in super().events_of(reply, task_list)
+        ]
+
+    def _prompt_values(self) -> dict[str, Any]:
+        return {"needs_approval": self._plan.needs_approval}

@@ -21,7 +21,7 @@ from .effects import AwaitTools as AwaitTools, CallModel as CallModel, CarryOut 
 from .effects import Greet as Greet, NotifyDelegates as NotifyDelegates, Park as Park, Recall as Recall, Rest as Rest
 from .effects import ManageDelegates as ManageDelegates
 from .effects import SideEffect as SideEffect, StartDelegate as StartDelegate, TakeNote as TakeNote
-from .failures import find_error_code as find_error_code, render_last_error as render_last_error
-from .latest_calls import LARGEST_RATIO as LARGEST_RATIO, compute_ratio as compute_ratio
-from .latest_calls import correct_estimate as correct_estimate, find_latest_call as find_latest_call
+from .concerns.model_calls import find_error_code as find_error_code, render_last_error as render_last_error
+from .concerns.limits import LARGEST_RATIO as LARGEST_RATIO, compute_ratio as compute_ratio
+from .concerns.limits import correct_estimate as correct_estimate, find_latest_call as find_latest_call
 from .state import EMPTY as EMPTY, State as State, parse_snapshot as parse_snapshot, to_snapshot as to_snapshot

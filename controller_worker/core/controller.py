@@ -76,7 +76,7 @@ def next_effect(
         effect = rule(state, now)
         if effect is not None:
             return effect
-    raise AssertionError("the last of them always wants a step")
+    raise AssertionError("the last decision of the order returns an effect for every state")
 
 
 def find_decision_name(state: State, now: datetime) -> str:

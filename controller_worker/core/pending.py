@@ -1,4 +1,7 @@
-"""Actions that wait for an observation."""
+"""Actions that wait for an observation.
+
+Events that ask the agent to do something.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,15 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from broker.contract import Observation, ToolCallMetadata
+from broker.contract import (
+    AgentState,
+    ChangeAgentStateAction,
+    Event,
+    EventSource,
+    MessageAction,
+    Observation,
+    ToolCallMetadata,
+)
 from controller_worker.core.stuck_detector import Trace
 
 if TYPE_CHECKING:
@@ -52,3 +63,14 @@ def find_settled(state: State, observation: Observation) -> PendingAction | None
 def find_runnable(state: State) -> tuple[int, ...]:
     """Return the pending actions that may run, in order: those before the first that waits for a confirmation."""
     return tuple(action.id for action in takewhile(lambda pending: not pending.is_awaiting, state.tools.pending))
+
+
+def is_user_message(event: Event) -> bool:
+    """Return whether an event is a user's message."""
+    return isinstance(event, MessageAction) and event.source is EventSource.USER
+
+
+def is_run_request(event: Event) -> bool:
+    """Return whether the event asks the agent to work: a user's message, or a request for `running`."""
+    is_resume = isinstance(event, ChangeAgentStateAction) and event.agent_state is AgentState.RUNNING
+    return is_resume or is_user_message(event)

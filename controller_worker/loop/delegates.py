@@ -38,17 +38,16 @@ from broker.contract import (
     render_error,
 )
 from broker.coordination import StoredFiles
-from broker.log import (
-    Appended,
-    Closed,
-    Conversations,
-    Duplicate,
-    EventLog,
-    find_latest_event,
+from broker.log import Appended, Closed, Conversations, Duplicate, EventLog, find_latest_event, record_gap
+from broker.runtime import (
+    ConversationMoved,
+    EventsLost,
+    UnknownConversation,
+    UsageError,
+    failpoint,
+    format_count,
     make_delegate_id,
-    record_gap,
 )
-from broker.runtime import ConversationMoved, EventsLost, UnknownConversation, UsageError, failpoint, format_count
 from broker.store import Store
 from controller_worker.agents import check_agent, create_agent, list_agents
 from controller_worker.core import (
@@ -295,7 +294,7 @@ class Delegates:
         if isinstance(outcome, Duplicate) and not await _has_task(self._log, conversation_id, task):
             raise UsageError(
                 f"The name {conversation_id} belongs to a delegate with another task: "
-                "the store has lost the events that began it.",
+                "the store has lost the events that created it.",
                 remedy="Delegate this task again.",
             )
 

@@ -34,8 +34,7 @@ from broker.contract import (
     SystemMessageAction,
     truncate_content,
 )
-from controller_worker.memory.observation_text import Content, is_image_url, render_observation
-from controller_worker.memory.turn import CallResult, OpenTurn
+from controller_worker.memory.turn import CallResult, Content, OpenTurn, is_image_url, render_observation
 from controller_worker.memory.view import is_companion, is_shown
 from controller_worker.providers import NOT_SEEN, ImagePart, Message, TextPart
 

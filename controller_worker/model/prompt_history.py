@@ -1,18 +1,79 @@
 """The prompt of a conversation, built from its log at its start or on first use, and then updated incrementally.
 
+In a rollout, `TokenHistory` keeps the tokens recorded for the current segment, for the next call.
+
 Holds: if `take_in` got every event since, a prompt costs only the new events and no read of the log. After a
-condensation it costs one rebuild from the rest of the View.
+condensation it costs one rebuild from the rest of the View. Only replies of the log count, so every worker continues
+from the same tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from broker.contract import TOKENS_BLOB, CondensationAction, Event, RolledBackObservation, find_rolled_back
-from broker.log import EventLog
+from broker.contract import (
+    TOKENS_BLOB,
+    CondensationAction,
+    Event,
+    ModelReply,
+    RecordedTokens,
+    RolledBackObservation,
+    TokenRecord,
+    find_rolled_back,
+)
+from broker.log import EventLog, check_blobs
 from controller_worker.memory import Condenser, ConversationMemory, Inquiry, PromptOptions, View, ViewFold
-from controller_worker.model.token_history import TokenHistory
-from controller_worker.providers import Message, TokenPrefix
+from controller_worker.providers import Message, PackedTokens, TokenPrefix
+
+
+class TokenHistory:
+    """Collects the replies of the current segment; their tokens are loaded when a call needs them."""
+
+    def __init__(self) -> None:
+        self._addresses: list[str] = []
+        self._latest: RecordedTokens | None = None
+        self._hint = ""
+        self._tokens = PackedTokens()
+        self._loaded = 0
+
+    def add(self, event: Event) -> None:
+        """Take in the next event of the log."""
+        if isinstance(event, ModelReply) and event.service == "agent":
+            ref = (event.blobs or {}).get(TOKENS_BLOB)
+            if event.tokens is None or ref is None:
+                self._restart("not_recorded")
+                return
+            if event.tokens.start == 0:
+                self._restart("")
+            self._addresses.append(ref.sha256)
+            self._latest, self._hint = event.tokens, ""
+        elif isinstance(event, CondensationAction) and self._latest is not None:
+            self._hint = "condensation"
+        elif isinstance(event, RolledBackObservation):
+            self._restart("rollback" if self._latest is not None else "")
+
+    async def load(self, log: EventLog, conversation_id: str) -> TokenPrefix:
+        """Return the tokens so far.
+
+        Raises:
+            CorruptEntry: a record is missing or damaged.
+        """
+        missing = self._addresses[self._loaded :]
+        if missing:
+            found = check_blobs(await log.blobs.fetch(conversation_id, missing), missing)
+            for address in missing:
+                record = TokenRecord.from_bytes(found[address])
+                self._tokens.add(record.prompt + record.sampled)
+            self._loaded = len(self._addresses)
+        latest = self._latest
+        if latest is None:
+            return TokenPrefix(hint=self._hint)
+        return TokenPrefix(self._tokens, latest.messages, latest.digest, latest.model, self._hint)
+
+    def _restart(self, hint: str) -> None:
+        self._addresses, self._tokens, self._loaded = [], PackedTokens(), 0
+        self._latest, self._hint = None, hint
+
 
 NEVER_PROMPTED_FIELDS = frozenset({"old_content", "new_content", TOKENS_BLOB})
 """Fields of observations that are in no prompt. The other fields of a shortened event are loaded for the prompt."""

@@ -16,6 +16,7 @@ from .errors import TokensMissingError as TokensMissingError
 from .limited_threads import LimitedThreads as LimitedThreads
 from .litellm_backend import LitellmLLM as LitellmLLM
 from .llm import ReplyTokens as ReplyTokens, TokenPrefix as TokenPrefix
+from .packed_tokens import PackedTokens as PackedTokens
 from .llm import LLM as LLM, CallUsage as CallUsage, Completion as Completion, Delta as Delta
 from .llm import ModelRequest as ModelRequest, count_prompt_tokens as count_prompt_tokens
 from .messages.fn_call_prompt import add_example as add_example, add_suffix as add_suffix
@@ -30,11 +31,11 @@ from .model_table import find_provider as find_provider, look_up as look_up
 from .openai_backend import COMPATIBLE_PROVIDERS as COMPATIBLE_PROVIDERS, OpenAICompatibleLLM as OpenAICompatibleLLM
 from .openai_batches import OpenAIBatches as OpenAIBatches
 from .profiles import Profiles as Profiles, find_address as find_address
-from .replayed import REPLAY_PREFIX as REPLAY_PREFIX, ReplayedLLM as ReplayedLLM
+from .scripted import REPLAY_PREFIX as REPLAY_PREFIX, ReplayedLLM as ReplayedLLM
 from .request_size import estimate_cost_usd as estimate_cost_usd, estimate_max_cost_usd as estimate_max_cost_usd
 from .request_size import estimate_prompt_tokens as estimate_prompt_tokens
 from .retry import compute_next_wait_seconds as compute_next_wait_seconds
 from .scripted import SCRIPTED_PREFIX as SCRIPTED_PREFIX, ScriptedLLM as ScriptedLLM
-from .silent import SILENT_MODEL as SILENT_MODEL, SilentLLM as SilentLLM
+from .scripted import SILENT_MODEL as SILENT_MODEL, SilentLLM as SilentLLM
 from .strict_schemas import remove_forced_nulls as remove_forced_nulls
-from .wires.provider_texts import classify_text as classify_text, is_overflow as is_overflow
+from .wires.provider_errors import classify_text as classify_text, is_overflow as is_overflow

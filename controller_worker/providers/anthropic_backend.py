@@ -27,13 +27,11 @@ from controller_worker.providers.messages.message_memo import MessageMemo
 from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
 from controller_worker.providers.parameters import make_messages_parameters, may_be_long, split_body_and_headers
-from controller_worker.providers.strictness import Strict, Strictness
+from controller_worker.providers.request_size import make_completion
+from controller_worker.providers.strict_schemas import Strict, Strictness
 from controller_worker.providers.wires.claude_blocks import continue_turn, is_paused, join_parts
 from controller_worker.providers.wires.http_transport import HttpTransport, resend_if_stale
-from controller_worker.providers.wires.messages_stream import MessagesStream
-from controller_worker.providers.wires.messages_wire import MessagesWire, read_message, read_part
-from controller_worker.providers.wires.plausible_usage import make_completion
-from controller_worker.providers.wires.quota_headers import parse_quota_left
+from controller_worker.providers.wires.messages_wire import MessagesStream, MessagesWire, read_message, read_part
 from controller_worker.providers.wires.raw_client import (
     ProviderTransport,
     RawClient,
@@ -43,7 +41,7 @@ from controller_worker.providers.wires.raw_client import (
     make_timeouts,
     parse_body,
 )
-from controller_worker.providers.wires.reply import ParsedReply, parse_token_count
+from controller_worker.providers.wires.reply import ParsedReply, parse_quota_left, parse_token_count
 
 PREFIX = "anthropic/"
 URL = "https://api.anthropic.com"

@@ -74,6 +74,11 @@ _ADDRESS_VARIABLE = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)
 _MADE_OF = "_API_BASE"
 _NAMES_A_SECRET = re.compile(r"key|token|secret|passw|auth|cred|cookie|session|signature", re.IGNORECASE)
 
+_HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+_HEADERS_IN_USE = frozenset({
+    *("accept", "authorization", "connection", "content-encoding", "content-length", "content-type", "cookie", "host"),
+    *("proxy-authorization", "transfer-encoding", "user-agent"),
+})  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
@@ -144,6 +149,8 @@ class LLMConfig(BaseModel):
         disable_stop_word: send no stop word with tools in text.
         stream_replies: whether replies without watchers are streamed; `auto`: those that may be long.
         rollout_api: how rollouts send and get exact tokens; see `token_calls`.
+        session_header: the header with the conversation's id, by which a router in front of several engines finds the
+            one that has the prefix in its cache; None: no header. With the backend `openai` only.
         context_management: the parts of a long prompt that Claude's provider drops or summarizes; None disables it.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
         output_cost_per_token: USD, together with `input_cost_per_token`.
@@ -213,6 +220,7 @@ class LLMConfig(BaseModel):
     disable_stop_word: bool = False
     stream_replies: Literal["auto", "on", "off"] = "auto"
     rollout_api: Literal["chat", "chat_tokens", "completions"] = "chat"
+    session_header: str | None = Field(default=None, max_length=100)
 
     context_management: ContextManagementSpec | None = None
 
@@ -249,6 +257,13 @@ class LLMConfig(BaseModel):
     def _has_no_address(cls, value: str) -> str:
         if "://" in value:  # litellm would post prompt and key there
             raise ValueError("a model's name cannot contain an address; set base_url")
+        return value
+
+    @field_validator("session_header")
+    @classmethod
+    def _is_header(cls, value: str | None) -> str | None:
+        if value is not None and (not _HEADER.fullmatch(value) or value.lower() in _HEADERS_IN_USE):
+            raise ValueError("it is not the name of a header that may be added; write one such as X-Session-ID")
         return value
 
     @field_validator("tenants", mode="before")

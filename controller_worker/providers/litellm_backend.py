@@ -33,18 +33,15 @@ from controller_worker.providers.model_features import find_features, normalise_
 from controller_worker.providers.model_table import find_provider, list_providers, look_up
 from controller_worker.providers.openai_backend import COST_HEADER, NO_KEY
 from controller_worker.providers.parameters import make_chat_parameters, may_be_long
-from controller_worker.providers.strictness import Strict, Strictness
-from controller_worker.providers.wires.chat_stream import ChatStream
-from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply, write_request_fields
-from controller_worker.providers.wires.egress_guard import EgressGuard, install_guard
-from controller_worker.providers.wires.environment_proxy import find_environment_proxy
+from controller_worker.providers.request_size import make_completion
+from controller_worker.providers.strict_schemas import Strict, Strictness
+from controller_worker.providers.wires.chat_wire import ChatStream, ChatWire, read_chat_reply, write_request_fields
+from controller_worker.providers.wires.egress import EgressGuard, find_environment_proxy, install_guard
 from controller_worker.providers.wires.event_stream import limit_silences, limit_wait_for_headers, make_stream_limits
 from controller_worker.providers.wires.litellm_shortcuts import install_shortcuts
-from controller_worker.providers.wires.plausible_usage import make_completion
 from controller_worker.providers.wires.provider_errors import find_choice_failure, to_model_error
-from controller_worker.providers.wires.quota_headers import parse_quota_left
 from controller_worker.providers.wires.raw_client import ignore_delta, is_streamed, make_timeouts
-from controller_worker.providers.wires.reply import parse_reported_usd, parse_token_count
+from controller_worker.providers.wires.reply import parse_quota_left, parse_reported_usd, parse_token_count
 
 if TYPE_CHECKING:
     import httpx

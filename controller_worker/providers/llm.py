@@ -8,13 +8,13 @@ Does not: retry, wait for a quota, keep a budget.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from broker.contract import TokenRecord, ToolSpec
 from controller_worker.providers.messages.messages import Message, ToolCall
+from controller_worker.providers.packed_tokens import PackedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TokenPrefix:
         hint: what may have changed the messages since; the reason of a new segment, if there are no tokens.
     """
 
-    tokens: array[int] = field(default_factory=lambda: array("i"))
+    tokens: PackedTokens = field(default_factory=PackedTokens)
     messages: int = 0
     digest: str = ""
     model: str = ""

@@ -27,15 +27,13 @@ from controller_worker.providers.messages.message_memo import MessageMemo
 from controller_worker.providers.model_features import find_features
 from controller_worker.providers.model_table import look_up
 from controller_worker.providers.parameters import make_chat_parameters, may_be_long, split_body_and_headers
-from controller_worker.providers.strictness import Strict, Strictness
+from controller_worker.providers.request_size import make_completion
+from controller_worker.providers.strict_schemas import Strict, Strictness
 from controller_worker.providers.token_calls import TokenCalls
-from controller_worker.providers.wires.chat_stream import ChatStream
-from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
+from controller_worker.providers.wires.chat_wire import ChatStream, ChatWire, read_chat_reply
 from controller_worker.providers.wires.http_transport import HttpTransport, resend_if_stale
-from controller_worker.providers.wires.plausible_usage import make_completion
-from controller_worker.providers.wires.quota_headers import parse_quota_left
 from controller_worker.providers.wires.raw_client import RawClient, is_streamed
-from controller_worker.providers.wires.reply import parse_reported_usd
+from controller_worker.providers.wires.reply import parse_quota_left, parse_reported_usd
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
 """litellm's names for servers with Chat Completions at a configured address."""
@@ -89,17 +87,20 @@ class OpenAICompatibleLLM:
             parameters = parameters | {"temperature": request.temperature}
         if self._config.sends_cache_key:
             parameters = parameters | {"prompt_cache_key": request.conversation_id}
+        sent_headers = self._headers
+        if self._config.session_header is not None:
+            sent_headers = {**sent_headers, self._config.session_header: request.conversation_id}
         if request.rollout is not None:
-            answer, headers, sent_bytes, tokens = await self._token_calls.ask(parameters, request, self._headers)
+            answer, headers, sent_bytes, tokens = await self._token_calls.ask(parameters, request, sent_headers)
             completion = self._make_completion(request, began, answer, headers, sent_bytes)
             return replace(completion, tokens=tokens)
         is_long = self._is_long
         try:
-            answer, headers, sent_bytes = await self._ask(parameters, request, is_long=is_long)
+            answer, headers, sent_bytes = await self._ask(parameters, request, sent_headers, is_long=is_long)
         except BadRequestError as error:
             if not is_long or request.on_delta is not None or not _STREAM_REFUSAL.search(str(error)):
                 raise
-            answer, headers, sent_bytes = await self._ask(parameters, request, is_long=False)
+            answer, headers, sent_bytes = await self._ask(parameters, request, sent_headers, is_long=False)
             self._is_long = False
             _log.warning("%s does not accept %r: %s", self._config.model, STREAM, error)
         return self._make_completion(request, began, answer, headers, sent_bytes)
@@ -120,7 +121,7 @@ class OpenAICompatibleLLM:
         )
 
     async def _ask(
-        self, parameters: Mapping[str, Any], request: ModelRequest, *, is_long: bool
+        self, parameters: Mapping[str, Any], request: ModelRequest, headers: Mapping[str, str], *, is_long: bool
     ) -> tuple[Any, Mapping[str, str], int]:
         """Return the answer, its headers and the size of the request in bytes."""
         stream = ChatStream if is_streamed(request, is_long=is_long) else None
@@ -129,7 +130,7 @@ class OpenAICompatibleLLM:
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
             body = self._wire.write_body({**parameters, **streaming}, request, strict)
             size = len(body)
-            asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
+            asking = self._client.ask(request, _PATH, body, headers, stream=stream)
             del body  # frees the body, which is sent long before the answer arrives
             return *await asking, size
 

@@ -1,9 +1,15 @@
-"""A model that follows a script: `scripted/FILE`. The format is described in docs/models.md#scripted-models.
+"""Models without a provider.
+
+`scripted/FILE` follows a script; docs/models.md describes the format. `replay/FILE` replays a recording that
+`deckhands export` wrote. `silent` makes no call and costs nothing, for agents that decide without a model; for an agent
+whose loop is a program in the sandbox, it returns the program's message and reported cost.
 
 Holds: the request's iteration alone selects a turn, so a step repeated after a crash gets the same reply with the same
-ids.
+ids. A file named by a conversation lies below the operator's directory, even through links. Only regular files are
+read, up to a size limit. Step N gets the N-th recorded reply, whatever the prompt is. Replies cost nothing.
 Does not: read the messages, or use the network. The number of failures of a turn is kept in this process only: after a
-crash, a turn with `times: 1` fails once more.
+crash, a turn with `times: 1` fails once more. It does not look at the prompt, or make up replies after the end of the
+recording.
 """
 
 from __future__ import annotations
@@ -17,13 +23,45 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from broker.runtime import Clock
+from broker.contract import ModelReply
+from broker.runtime import Clock, read_regular_file
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import MODEL_ERRORS, LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, Delta, ModelRequest
 from controller_worker.providers.messages.messages import ToolCall
-from controller_worker.providers.model_files import read_model_file
 from controller_worker.providers.model_table import compute_call_cost_usd
+
+SCRIPT_LIMIT_BYTES = 16 * 1024 * 1024
+
+
+def read_model_file(path: Path, beneath: str | None, what: str, *, limit_bytes: int = SCRIPT_LIMIT_BYTES) -> bytes:
+    """Return the content of a script or a recording.
+
+    Args:
+        beneath: the directory below which a conversation may name files, by relative or absolute path. None: the
+            operator named this file.
+        what: the kind of file, for errors.
+
+    Raises:
+        LLMConfigError: the file is unreadable, not a regular file, too large, or outside of the directory.
+    """
+    shown = ascii(str(path))[:300]
+    try:
+        if beneath is None:
+            return read_regular_file(str(path.expanduser()), limit_bytes=limit_bytes)
+        root = Path(beneath).expanduser().absolute()
+        if path.is_absolute():
+            if root not in path.parents:
+                raise LLMConfigError(
+                    f"The {what} {shown} is not in the directory of scripts of this cluster.",
+                    remedy="Use a path relative to that directory.",
+                )
+            path = path.relative_to(root)
+        return read_regular_file(str(path), limit_bytes=limit_bytes, beneath=str(root))
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise LLMConfigError(f"The {what} {shown} cannot be read: {why}.") from None
+
 
 SCRIPTED_PREFIX = "scripted/"
 WORKSPACE_PLACEHOLDER = "{workspace}"
@@ -235,3 +273,111 @@ def _put_workspace(value: Any, workspace: str) -> Any:
     if isinstance(value, list):
         return [_put_workspace(item, workspace) for item in value]
     return value
+
+
+SILENT_MODEL = "silent"
+
+
+class SilentLLM:
+    """The backend for the model `silent`."""
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Return the answer in the request, or an empty one. See `LLM.complete`."""
+        if isinstance(request.answer, Exception):
+            raise request.answer
+        if request.answer is not None:
+            return request.answer
+        return Completion(
+            text="",
+            tool_calls=(),
+            thinking_blocks=(),
+            model=SILENT_MODEL,
+            response_id="",
+            stop_reason="stop",
+            usage=CallUsage(),
+            cost_usd=0.0,
+            latency_seconds=0.0,
+        )
+
+    async def aclose(self) -> None:
+        """See `LLM.aclose`."""
+
+
+REPLAY_PREFIX = "replay/"
+KIND = "model.reply"
+RECORDING_LIMIT_BYTES = 256 * 1024 * 1024
+
+
+class ReplayedLLM:
+    """The backend for `replay/FILE`."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        """Read the recording.
+
+        Raises:
+            LLMConfigError: the file is missing or is not a recording.
+        """
+        self._path = Path(config.model.removeprefix(REPLAY_PREFIX))
+        replies = _read(self._path, config.scripts_dir)
+        self._replies = [reply for reply in replies if reply.service == "agent"]
+        self._others = [reply for reply in replies if reply.service != "agent"]
+        self._others_said: dict[str, int] = {}
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Return the reply of this step. See `LLM.complete`.
+
+        Raises:
+            LLMConfigError: the recording has no reply for the step.
+        """
+        if request.service == "agent":
+            reply = self._reply(self._replies, request.iteration)
+        else:
+            number = self._others_said.get(request.conversation_id, 0)
+            reply = self._reply(self._others, number)
+            self._others_said[request.conversation_id] = number + 1
+        if request.on_delta is not None and reply.content:
+            request.on_delta(Delta("text", reply.content))
+        return Completion(
+            text=reply.content,
+            tool_calls=tuple(
+                ToolCall(call.id, call.name, call.arguments, call.problem or "") for call in reply.tool_calls
+            ),
+            thinking_blocks=reply.thinking_blocks,
+            model=reply.model,
+            response_id=reply.response_id,
+            stop_reason=reply.stop_reason,
+            usage=CallUsage(**reply.usage.model_dump()),
+            cost_usd=0.0,
+            latency_seconds=0.0,
+        )
+
+    async def aclose(self) -> None:
+        """Do nothing: there are no connections."""
+
+    def _reply(self, replies: Sequence[ModelReply], number: int) -> ModelReply:
+        if number >= len(replies):
+            raise LLMConfigError(
+                f"The recording {str(self._path)!r} ends after {len(replies)} replies; "
+                f"this would be number {number + 1}."
+            )
+        return replies[number]
+
+
+def _read(path: Path, beneath: str | None) -> list[ModelReply]:
+    content = read_model_file(path, beneath, "recording", limit_bytes=RECORDING_LIMIT_BYTES)
+    try:
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise LLMConfigError(f"The recording {str(path)!r} was not written by `deckhands export`.") from None
+    replies: list[ModelReply] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = json.loads(line)
+            if fields["kind"] == KIND:
+                known = {name: value for name, value in fields.items() if name in ModelReply.model_fields}
+                replies.append(ModelReply.model_validate(known))
+        except (ValueError, LookupError, TypeError, RecursionError, ValidationError):
+            raise LLMConfigError(
+                f"The recording {str(path)!r} was not written by `deckhands export`: line {number} is not an event."
+            ) from None
+    return replies

@@ -18,6 +18,7 @@ Does not: stream.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
@@ -37,6 +38,7 @@ from controller_worker.providers.errors import (
 )
 from controller_worker.providers.llm import ModelRequest, ReplyTokens, TokenPrefix
 from controller_worker.providers.messages.message_memo import json_bytes
+from controller_worker.providers.packed_tokens import PackedTokens
 from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.http_transport import HttpTransport
 from controller_worker.providers.wires.raw_client import RawClient
@@ -46,6 +48,8 @@ ABORTED = frozenset({"abort", "aborted"})
 MAX_PIECES = 64
 """How often an aborted reply is continued."""
 MAX_VERSION = 1 << 31
+WHOLE_PROMPTS = 16
+"""How many whole prompts are rendered at a time. Their tokens, as JSON, are the largest answers."""
 _ASKED: Mapping[str, Any] = {"return_token_ids": True}
 _QUESTION = {"role": "user", "content": "?"}
 """The message before a reply whose continuation is rendered: most templates want one."""
@@ -64,6 +68,7 @@ class TokenCalls:
         self._wire = wire
         self._root: RawClient | None = None
         self._clock, self._key = clock, key
+        self._whole_prompts = asyncio.Semaphore(WHOLE_PROMPTS)
         self._closing: tuple[int, ...] | None = None
         self._window: int | None = None  # tokens of a prompt and its reply, by the last answer of /tokenize
 
@@ -81,39 +86,39 @@ class TokenCalls:
         assert prefix is not None
         tools, messages = self._wire.list_parts(request)
         reason = self._find_break(prefix, tools, messages)
-        known = prefix.tokens if not reason else array("i")
+        known = prefix.tokens if not reason else PackedTokens()
         api = self._config.rollout_api
-        prompt: array[int] | None = None
+        new: PackedTokens | None = None
         if api != CHAT and known:
-            prompt = await self._continue_prompt(prefix, messages, headers)
-            reason = "" if prompt is not None else "template"
-        if api == COMPLETIONS:
-            if prompt is None:
-                prompt = array("i", await self._tokenize(_to_values(messages), headers, tools=tools))
-            answer, found, size, sampled = await self._complete(parameters, request, prompt, headers)
-        else:
-            fields = {**parameters, **_ASKED, "logprobs": True}
-            fields |= {"tokens": prompt.tolist()} if prompt is not None else {}
-            body = self._wire.write_body(fields, request)
-            path = "/chat/completions/tokens" if prompt is not None else "/chat/completions"
-            answer, found = await self._client.ask(request, path, body, headers, stream=None)
-            size, sampled = len(body), read_sampled(answer)
-            if _find_finish(answer) in ABORTED:
-                raise ServiceUnavailableError("The engine has aborted the reply.")
-            shown = _find_prompt(answer)
-            if shown is None and prompt is None:
-                raise TokensMissingError(f"The server of {self._config.model!r} returns no tokens.", remedy=_REMEDY)
-            prompt = prompt if shown is None else shown
-        assert prompt is not None
-        if known and not reason and prompt[: len(known)] != known:
-            reason = "retokenized"
-        start = 0 if reason else len(known)
+            new = await self._find_new_tokens(prefix, messages, headers)
+            if new is None:
+                reason, known = "template", PackedTokens()
+        if api == COMPLETIONS and new is None:
+            new = await self._tokenize_first(_to_values(messages), headers, tools=tools)
+        count, digest = len(messages), _digest(tools, messages)
+        del tools, messages  # most of the memory of a call in flight would be theirs
+        with self._wire.written.forget_if_slow(request.messages):
+            if api == COMPLETIONS:
+                assert new is not None
+                answer, found, size, sampled = await self._complete(parameters, request, known, new, headers)
+            else:
+                path = "/chat/completions" if new is None else "/chat/completions/tokens"
+                body = self._write_chat(parameters, request, known, new)
+                size, asking = len(body), self._client.ask(request, path, body, headers, stream=None)
+                del body
+                answer, found = await asking
+                sampled = read_sampled(answer)
+                if _find_finish(answer) in ABORTED:
+                    raise ServiceUnavailableError("The engine has aborted the reply.")
+                shown = _find_prompt(answer)
+                if shown is not None:
+                    if shown[: len(known)] != known.unpack():
+                        reason, known = "retokenized", PackedTokens()
+                    new = PackedTokens(shown[len(known) :])
+                elif new is None:
+                    raise TokensMissingError(f"The server of {self._config.model!r} returns no tokens.", remedy=_REMEDY)
         tokens = ReplyTokens(
-            TokenRecord(prompt[start:], *sampled),
-            start=start,
-            messages=len(messages),
-            digest=_digest(tools, messages),
-            reason=reason,
+            TokenRecord(new.unpack(), *sampled), start=len(known), messages=count, digest=digest, reason=reason
         )
         return answer, found, size, tokens
 
@@ -134,10 +139,17 @@ class TokenCalls:
             return prefix.hint or "history_changed"
         return ""
 
-    async def _continue_prompt(
+    def _write_chat(
+        self, parameters: Mapping[str, Any], request: ModelRequest, known: PackedTokens, new: PackedTokens | None
+    ) -> bytes:
+        fields = {**parameters, **_ASKED, "logprobs": True}
+        fields |= {"tokens": (known.unpack() + new.unpack()).tolist()} if new is not None else {}
+        return self._wire.write_body(fields, request)
+
+    async def _find_new_tokens(
         self, prefix: TokenPrefix, messages: Sequence[bytes], headers: Mapping[str, str]
-    ) -> array[int] | None:
-        """Return the recorded tokens with those of the new messages; None if the template allows none."""
+    ) -> PackedTokens | None:
+        """Return the tokens of the new messages behind the recorded ones; None if the template allows none."""
         reply, *new = _to_values(messages[prefix.messages :])
         before = [_QUESTION, reply]
         base = await self._tokenize(before, headers, is_open=False)
@@ -145,10 +157,11 @@ class TokenCalls:
         if whole[: len(base)] != base:
             return None
         closing = await self._load_closing(headers)
+        known = prefix.tokens.unpack()
         # The engine returns the token that ended the reply, which is the first of those that the template puts there.
         for size in range(len(closing), -1, -1):
-            if size == 0 or tuple(prefix.tokens[-size:]) == closing[:size]:
-                return prefix.tokens + array("i", [*closing[size:], *whole[len(base) :]])
+            if size == 0 or tuple(known[-size:]) == closing[:size]:
+                return PackedTokens(array("i", [*closing[size:], *whole[len(base) :]]))
         raise AssertionError("the last size always matches")
 
     async def _load_closing(self, headers: Mapping[str, str]) -> tuple[int, ...]:
@@ -163,6 +176,13 @@ class TokenCalls:
                 size += 1
             self._closing = tuple(ends[0][len(ends[0]) - size :])
         return self._closing
+
+    async def _tokenize_first(
+        self, messages: Sequence[Any], headers: Mapping[str, str], *, tools: bytes
+    ) -> PackedTokens:
+        """Return the tokens of a whole prompt. Many conversations start at once, so few answers are read at a time."""
+        async with self._whole_prompts:
+            return PackedTokens(array("i", await self._tokenize(messages, headers, tools=tools)))
 
     async def _tokenize(
         self, messages: Sequence[Any], headers: Mapping[str, str], *, tools: bytes = b"", is_open: bool = True
@@ -196,17 +216,25 @@ class TokenCalls:
         return self._root
 
     async def _complete(
-        self, parameters: Mapping[str, Any], request: ModelRequest, prompt: array[int], headers: Mapping[str, str]
+        self,
+        parameters: Mapping[str, Any],
+        request: ModelRequest,
+        known: PackedTokens,
+        new: PackedTokens,
+        headers: Mapping[str, str],
     ) -> tuple[Any, Mapping[str, str], int, tuple[array[int], array[float], tuple[tuple[int, int], ...]]]:
         """Sample a reply from tokens. If the engine aborts it, continue from the tokens sampled so far."""
         fields = {name: value for name, value in parameters.items() if name != "max_completion_tokens"}
-        limit = self._find_limit(parameters, prompt)
+        prompt_tokens = len(known) + len(new)
+        limit = self._find_limit(parameters, prompt_tokens)
         stops = {"stop": list(request.stop)} if request.stop else {}
         ids, logprobs, versions, texts = array("i"), array("f"), list[int](), list[str]()
         for _ in range(MAX_PIECES):
-            left = {"max_tokens": limit - len(ids), "prompt": (prompt + ids).tolist()}
-            body = json_bytes({**fields, **left, **stops, **_ASKED, "logprobs": 1})
-            answer, found = await self._client.ask(request, "/completions", body, headers, stream=None)
+            left = {"max_tokens": limit - len(ids), **stops, **_ASKED, "logprobs": 1}
+            body = json_bytes({**fields, **left, "prompt": (known.unpack() + new.unpack() + ids).tolist()})
+            size, asking = len(body), self._client.ask(request, "/completions", body, headers, stream=None)
+            del body
+            answer, found = await asking
             is_aborted = _find_finish(answer) in ABORTED
             piece = read_sampled(answer, may_be_empty=is_aborted)
             ids, logprobs = ids + piece[0], logprobs + piece[1]
@@ -216,13 +244,14 @@ class TokenCalls:
                 break
         else:
             raise ServiceUnavailableError("The engine aborts the reply again and again.")
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(ids)}
+        usage["total_tokens"] = sum(usage.values())
         choice = {"index": 0, "message": {"role": "assistant", "content": "".join(texts)}}
         choice["finish_reason"] = "length" if is_aborted else _find_finish(answer)
         whole = {"id": answer.get("id"), "model": answer.get("model"), "choices": [choice], "usage": usage}
-        return whole, found, len(body), (ids, logprobs, to_runs(versions))
+        return whole, found, size, (ids, logprobs, to_runs(versions))
 
-    def _find_limit(self, parameters: Mapping[str, Any], prompt: array[int]) -> int:
+    def _find_limit(self, parameters: Mapping[str, Any], prompt_tokens: int) -> int:
         """Return how many tokens a reply may have; `/completions` has a default of 16 of them."""
         limit = parameters.get("max_completion_tokens", parameters.get("max_tokens"))
         if limit is not None:
@@ -232,7 +261,7 @@ class TokenCalls:
                 f"The server of {self._config.model!r} does not name the length of its context (max_model_len).",
                 remedy="Set LLM_MAX_OUTPUT_TOKENS.",
             )
-        return max(1, self._window - len(prompt))  # the server refuses a prompt that is too long
+        return max(1, self._window - prompt_tokens)  # the server refuses a prompt that is too long
 
 
 def read_sampled(

@@ -1,2 +1,2 @@
 from .assessment import assess as assess
-from .plugins import check_plugins as check_plugins, list_plugins as list_plugins
+from .assessment import check_plugins as check_plugins, list_plugins as list_plugins

@@ -1,7 +1,10 @@
 """The risk of every runnable action, and whether a user must confirm it first.
 
+Installed packages add confirmation policies and risk analyzers, by entry point.
+
 Holds: pure. A failing analyzer counts as HIGH, and a failing policy asks. Every runnable action is assessed while a
-policy requires it.
+policy requires it. A package cannot replace a built-in policy or analyzer. Its code is loaded only when a conversation
+names it. If it raises, no action runs unconfirmed.
 Differs: the original asks for only five types of actions, and ran three of those before they were confirmed.
 """
 
@@ -9,10 +12,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
-from typing import TypeGuard
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeGuard
 
 from broker.contract import (
+    ANALYZERS,
+    POLICIES,
     AcpCall,
     AcpPermissionAction,
     AcpTurnAction,
@@ -34,9 +39,75 @@ from broker.contract import (
     WorkspaceSpec,
     with_fields,
 )
+from broker.runtime import UsageError
+from broker.tools import entry_points
 from controller_worker.security.path_risk import WORKSPACE, Rating, rate_reading, rate_writing
-from controller_worker.security.plugins import load_analyzer, load_policy
 from controller_worker.security.shell_analyzer import rate_shell
+
+_WHAT = {POLICIES: "confirmation policy", ANALYZERS: "risk analyzer"}
+
+
+class PolicyPlugin(Protocol):
+    """Decides whether a user must confirm. Made with the policy's settings, for each reply."""
+
+    def needs_confirmation(self, action: RiskyAction, risk: ActionSecurityRisk) -> bool:
+        """Return whether a user must confirm an action before it runs. Pure, so that a replay decides the same."""
+        ...
+
+
+class AnalyzerPlugin(Protocol):
+    """Rates the risk of actions. Made with the policy's settings, for each reply."""
+
+    def risk(self, action: RiskyAction, workspace: str) -> ActionSecurityRisk:
+        """Return the risk of an action. Pure, so that a replay decides the same.
+
+        Args:
+            workspace: the directory that may be changed.
+        """
+        ...
+
+
+def load_policy(policy: ConfirmationPolicy) -> PolicyPlugin | None:
+    """Return the plug-in that a policy names, or None for a built-in one. Raises like `check_plugins`."""
+    found: PolicyPlugin | None = _make_plugin(POLICIES, policy)
+    return found
+
+
+def load_analyzer(policy: ConfirmationPolicy) -> AnalyzerPlugin | None:
+    """Return the analyzer that a policy names, or None for a built-in one. Raises like `check_plugins`."""
+    found: AnalyzerPlugin | None = _make_plugin(ANALYZERS, policy)
+    return found
+
+
+def list_plugins() -> Mapping[str, list[str]]:
+    """Return the names of all installed plug-ins, by group."""
+    return {group: sorted(entry_points(group).names) for group in _WHAT}
+
+
+def check_plugins(policy: ConfirmationPolicy) -> None:
+    """Check that the plug-ins named by a policy are installed and can be made.
+
+    Raises:
+        UsageError: one is missing or cannot be loaded.
+    """
+    for group, _ in policy.plugins:
+        _make_plugin(group, policy)
+
+
+def _make_plugin(group: str, policy: ConfirmationPolicy) -> Any:
+    name = dict(policy.plugins).get(group)
+    if name is None:
+        return None
+    what = _WHAT[group]
+    installed = entry_points(group)
+    if name not in installed.names:
+        known = ", ".join(sorted(installed.names)) or "none"
+        raise UsageError(f"There is no {what} named {name!r}.", remedy=f"Besides the built-in ones there are: {known}.")
+    try:
+        return installed[name].load()(dict(policy.settings or {}))
+    except Exception as error:
+        raise UsageError(f"The {what} {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
 
 PATCHED_PATHS = re.compile(
     r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |(?:---|\+\+\+) (?!/dev/null\s*$)(?:[ab]/)?)([^\t\n]+)",

@@ -61,7 +61,6 @@ FAULTS: Mapping[str, str] = {
 MAX_OPEN = 3
 """How many lasting faults overlap at most."""
 REPLACED_SECONDS = 60.0
-STORE_BACK_SECONDS = 120.0
 POLL_SECONDS = 0.05
 MAX_SMALL_DISK_BYTES = 1 << 30
 """A larger file system is never filled: others may use it."""
@@ -170,7 +169,7 @@ class Chaos:
         others = await self._find_others()
         if others and not spec.allows_others:
             raise UsageError(
-                f"In progress: {format_count(len(others), 'conversation')} of others, such as {others[0]}.",
+                f"{format_count(len(others), 'conversation')} of other users may be disturbed, such as {others[0]}.",
                 remedy="Wait for their end, use another cluster, or pass --others to disturb them.",
             )
         began = await self._store.now(self._store.all_shards[0])

@@ -195,7 +195,7 @@ _OPTIONS = (
     ),
     click.option("--check", metavar="COMMAND", help="A command that must exit with 0 for a finish to count."),
     click.option(
-        "--critic", metavar="TEXT", help="Let a model judge each finish by these instructions, which may be ''."
+        "--critic", metavar="TEXT", help="Let a model judge each finish by these instructions, which may be empty ('')."
     ),
     click.option("--critic-model", help="The model that judges; by default the agent's."),
     click.option(
@@ -218,12 +218,12 @@ _OPTIONS = (
         "--confirm-within",
         type=Amount(min=0, min_open=True),
         metavar="SECONDS",
-        help="How long a question waits for its answer; by default for ever.",
+        help="How long a question waits for its answer; by default without limit.",
     ),
     click.option(
         "--confirm-default",
         type=click.Choice(["reject", "confirm", "stop"]),
-        help="What then happens; by default `reject`, after which the agent continues.",
+        help="The answer after that time; by default `reject`, after which the agent continues.",
     ),
     click.option(
         "--confirm-reminder",
@@ -255,7 +255,9 @@ _OPTIONS = (
     click.option(
         "--ipython", is_flag=True, help="Let it run cells of Python. Needs tool workers that serve the pool ipython."
     ),
-    click.option("--patch", is_flag=True, help="Let it change several files at once with the tool apply_patch."),
+    click.option(
+        "--patch", is_flag=True, help="Let the agent change several files in one call with the tool apply_patch."
+    ),
     sandbox_option,
     click.option("--image", default="", help="The image of the container, for --sandbox docker."),
     click.option(

@@ -14,10 +14,10 @@ from broker.log import EventLog, check_blobs, find_violations, list_binary
 from broker.runtime import CorruptEntry, UnknownConversation, UsageError, is_conversation_id
 from broker.store import Store
 from deckhands.client.archive.archive import Archive as Archive  # noqa: PLC0414  (callers get it from here)
-from deckhands.client.archive.catalog import ArchivedConversation as ArchivedConversation  # noqa: PLC0414
-from deckhands.client.archive.catalog import describe_all as describe_all  # noqa: PLC0414
+from deckhands.client.archive.archive import ArchivedConversation as ArchivedConversation  # noqa: PLC0414
+from deckhands.client.archive.archive import describe_all as describe_all  # noqa: PLC0414
 from deckhands.client.errors import IsBeingDeleted
-from deckhands.client.reading.spending import compute_spending
+from deckhands.client.reading.metrics import compute_spending
 
 MAX_FORGOTTEN = 10_000
 

@@ -81,7 +81,7 @@ class Change:
             parts["tools"] = await ToolOffers(store).choose(names, limit_seconds=offers_limit_seconds)
         if not self.has_parts:
             raise UsageError(
-                "Nothing is to be changed.",
+                "The request names no setting to change.",
                 remedy="Pass agent, loop, confirmation, analyzer, limits, tools, labels, title or model.",
             )
         return ConversationChanged(source=EventSource.USER, **parts)

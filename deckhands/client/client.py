@@ -38,16 +38,13 @@ from deckhands.client.changing import Change, check_note
 from deckhands.client.conversation_secrets import store_secrets
 from deckhands.client.deleting import delete
 from deckhands.client.forking import ForkPoint, build_fork, copy_events
-from deckhands.client.holding import make_hold
 from deckhands.client.known_agents import require_models
 from deckhands.client.named_directory import require_served
-from deckhands.client.starting import start_conversation
+from deckhands.client.starting import make_hold, start_conversation
 from deckhands.client.steering import Steering, to_model_switch
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import TaskFields, TaskSpec, with_shown_fields
-from deckhands.client.tasks.tasks import check_task
-from deckhands.client.tasks.workspace_input import Directory
+from deckhands.client.tasks.tasks import Directory, Image, check_task, to_image_urls
 from deckhands.client.transfers.commands import CommandResult, execute, start
 from deckhands.client.transfers.files import WorkspaceFiles
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.runtime import StoreUnavailable, UnknownConversation, UsageError, check_conversation_id
+from broker.store import Store, open_store
 from deckhands.client.errors import IsArchived, NoCluster
-from deckhands.client.running_cluster import open_cluster
 from deckhands.cluster import Home
 from deckhands.settings import CliSettings
 
@@ -206,3 +206,35 @@ async def _open_run(kind: type[Source], home: Home, conversation_id: str) -> Sou
         return await kind.connect(home.run_url(conversation_id), patience_seconds=1.0)
     except StoreUnavailable:
         return None
+
+
+async def open_cluster(
+    url: str | None = None,
+    *,
+    shards: int | None = None,
+    patience_seconds: float | None = 30.0,
+    settings: CliSettings | None = None,
+) -> Store:
+    """Open the store of a cluster as a client; see `open_store` for the arguments.
+
+    Args:
+        url: None: DECKHANDS_URL, or the cluster that runs from the home directory.
+        shards: None: from the settings.
+        settings: None: those of this process.
+
+    Raises:
+        NoCluster: no URL is given or set, and no cluster is running here.
+        StoreError: it cannot be reached or used.
+    """
+    settings = settings or CliSettings.from_env()
+    named = url or settings.url
+    found = named or Home(settings.home).cluster_url
+    if found is None:
+        raise NoCluster
+    try:
+        number = shards or settings.shards
+        return await open_store(found, shards=number, patience_seconds=patience_seconds, deploys=False)
+    except StoreUnavailable as error:
+        if named is None and isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
+            raise NoCluster from error
+        raise

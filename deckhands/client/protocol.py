@@ -15,8 +15,8 @@ from deckhands.client.changing import Change
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
 from deckhands.client.remote.remote_files import RemoteFiles
-from deckhands.client.tasks.images import Image
 from deckhands.client.tasks.spec import TaskSpec
+from deckhands.client.tasks.tasks import Image
 from deckhands.client.trajectories import Trajectory
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.transfers.files import WorkspaceFiles

@@ -30,16 +30,15 @@ from broker.log import (
 from broker.runtime import BrokerSettings, CorruptEntry, StoreRefused, UnknownConversation
 from broker.store import Store
 from broker.tools import refuse_while_importing
-from deckhands.client.archive.errors import CorruptArchive
+from deckhands.client.archive.storage import CorruptArchive
+from deckhands.client.connecting import open_cluster
 from deckhands.client.reading.summary import Summary, Tally, find_quoted_texts, summarize
-from deckhands.client.running_cluster import open_cluster
 from deckhands.client.trajectories import Trajectory, read_trajectory
 from deckhands.client.verification import Verification, verify_log
 from deckhands.client.watcher import Watcher, tail_until_settled
 
 if TYPE_CHECKING:
-    from deckhands.client.archive.archive import Archive
-    from deckhands.client.archive.catalog import ArchivedConversation
+    from deckhands.client.archive.archive import Archive, ArchivedConversation
     from deckhands.client.reasons.link import Why
 
 _log = logging.getLogger(__name__)
@@ -258,7 +257,7 @@ class Reader:
         """
         if self.archive is None:
             return
-        from deckhands.client.archive.catalog import describe_all
+        from deckhands.client.archive.archive import describe_all
 
         selection = Selection(labels or {}, frozenset(states))
         pages = describe_all(self.archive, await self.archive.names(), lambda error: _log.warning("%s", error))

@@ -1,6 +1,9 @@
 """Start a conversation: check its agent, workspace and tools, then create it with one append.
 
-Holds: a conversation that cannot run here is refused before anything is stored, except its secrets and its file.
+The agent of a held conversation reads messages, and takes no step until the conversation is resumed.
+
+Holds: a conversation that cannot run here is refused before anything is stored, except its secrets and its file. A hold
+is an event of the log, so every reader sees it, and a killed process loses none.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import Any
 from broker.contract import (
     AgentFactoryConfig,
     AgentSpec,
+    AgentState,
+    ChangeAgentStateAction,
     ConversationCreated,
     Event,
     EventSource,
@@ -34,11 +39,23 @@ from broker.store import (
 )
 from broker.tools import ToolOffers
 from deckhands.client.conversation_secrets import store_secrets
-from deckhands.client.holding import make_hold
 from deckhands.client.known_agents import RecentOffers, require_agent, require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.tasks.spec import UNNAMED_TASK, TaskSpec
 from deckhands.client.tasks.tasks import derive_title
+
+HELD_REASON = "It waits for a request to run."
+
+
+def make_hold() -> ChangeAgentStateAction:
+    """Return the request that holds a conversation. It is the last event of the append that has the messages."""
+    return ChangeAgentStateAction(agent_state=AgentState.PAUSED, reason=HELD_REASON, source=EventSource.USER)
+
+
+def is_hold(event: Event) -> bool:
+    """Return whether an event is a request that holds the conversation."""
+    return isinstance(event, ChangeAgentStateAction) and event.reason == HELD_REASON
+
 
 OFFERS_LIMIT_SECONDS = 20.0
 """How long a tool may be missing because its worker is still starting."""

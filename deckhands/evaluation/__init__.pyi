@@ -22,7 +22,8 @@ from .datasets.file_trees import MAX_BYTES as MAX_BYTES, MAX_FILES as MAX_FILES,
 from .datasets.file_trees import pack_tree as pack_tree, read_tree as read_tree, split_left_out as split_left_out
 from .datasets.instances import SHIPPED as SHIPPED, Instance as Instance, list_left_out as list_left_out
 from .datasets.instances import select_instances as select_instances
-from .datasets.plugins import list_installed as list_installed
+from .datasets.dataset import list_installed as list_installed
+from .datasets.own_rows import OwnRow as OwnRow
 from .datasets.repositories import ArchiveFiles as ArchiveFiles, CommitFiles as CommitFiles, is_safe as is_safe
 from .datasets.repositories import run_git as run_git
 from .detached_runs import LOG as LOG, detach as detach, is_driven as is_driven
@@ -37,10 +38,10 @@ from .exports.atif import to_atif as to_atif
 from .exports.conversation import export_conversation as export_conversation
 from .exports.dialogue import Dialogue as Dialogue, to_dialogue as to_dialogue
 from .exports.inspect_log import to_inspect_log as to_inspect_log, to_inspect_message as to_inspect_message
-from .exports.predictions import to_prediction as to_prediction
+from .exports.conversation import to_prediction as to_prediction
 from .exports.sft import to_sft as to_sft
 from .store_access import find_evaluation as find_evaluation, run_in_store as run_in_store
-from .redo import check_redo as check_redo, redo_option as redo_option
+from .detached_runs import check_redo as check_redo, redo_option as redo_option
 from .rewards import Rewards as Rewards
 from .scorers import AttemptToScore as AttemptToScore, load_scorers as load_scorers
 from .scorers import to_absolute_scorer as to_absolute_scorer

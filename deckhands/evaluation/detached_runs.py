@@ -1,18 +1,23 @@
-"""Start an evaluation in a detached process that outlives this command, or follow such a process."""
+"""Start an evaluation in a detached process that outlives this command, or follow such a process.
+
+`--redo`: repeat finished attempts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import click
+
 from broker.runtime import OutcomeUnknown, StoreUnavailable, UsageError
-from deckhands.evaluation.attempts.results import Results, ResultsInUse
-from deckhands.evaluation.attempts.screen import ProgressScreen
-from deckhands.evaluation.attempts.status import parse_status
-from deckhands.evaluation.attempts.steering import EvaluationSteering
+from deckhands.evaluation.attempts.results import OUTCOMES, Results, ResultsInUse
+from deckhands.evaluation.attempts.status import ProgressScreen, parse_status
+from deckhands.evaluation.attempts.steering import EvaluationSteering, Requeue
+from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.directory import RESULTS
 from deckhands.evaluation.store_access import evaluation_client
 from deckhands.settings import CliSettings
@@ -96,3 +101,32 @@ def is_driven(directory: Path) -> bool:
             return False
     except ResultsInUse:
         return True
+
+
+redo_option = click.option(
+    "--redo", multiple=True, metavar="OUTCOME|ID",
+    help="Repeat attempts with this outcome, or at this instance. May be given several times.",
+)  # fmt: skip
+
+
+def check_redo(redo: Iterable[str], instances: Iterable[Instance]) -> None:
+    """Refuse a word that is neither an outcome nor an instance.
+
+    Raises:
+        UsageError: there is such a word; names it.
+    """
+    known = {*OUTCOMES, *(one.id for one in instances)}
+    for what in redo:
+        if what not in known:
+            raise UsageError(
+                f"--redo {what!r} is neither an outcome nor an instance of the dataset.",
+                remedy=f"Write one of {', '.join(OUTCOMES)}, or the id of an instance.",
+            )
+
+
+def build_orders(redo: Sequence[str]) -> list[Requeue]:
+    """Return the orders to repeat attempts; an attempt that several orders match is repeated once."""
+    outcomes = tuple(what for what in redo if what in OUTCOMES)
+    instances = tuple(what for what in redo if what not in OUTCOMES)
+    orders = [Requeue(outcomes=outcomes)] if outcomes else []
+    return orders + ([Requeue(instances=instances)] if instances else [])

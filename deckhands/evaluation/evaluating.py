@@ -24,8 +24,8 @@ from deckhands.evaluation.attempts.results import AttemptRow, Results
 from deckhands.evaluation.datasets.dataset import read_defaults, to_absolute_name
 from deckhands.evaluation.datasets.docker_images import DOCKER
 from deckhands.evaluation.datasets.instances import list_left_out
+from deckhands.evaluation.detached_runs import check_redo
 from deckhands.evaluation.directory import REQUEST, RESULTS, EvaluationRequest, record_request, write_report
-from deckhands.evaluation.redo import check_redo
 from deckhands.evaluation.runner import SCRIPTED, Tuning, build_plan, evaluate_plan
 from deckhands.evaluation.scorers import load_scorers, to_absolute_scorer
 from deckhands.settings import CliSettings

@@ -30,7 +30,6 @@ from broker.coordination import WorkspaceOrders
 from broker.log import ConversationProgress
 from broker.runtime import AdmissionRefused, DeckhandsError, UsageError, draw_jitter
 from deckhands.client import MAX_TITLE, UNREADABLE, Client, End, ForkPoint, TooLarge, Until, derive_conversation_id
-from deckhands.evaluation.answers import find_answer, is_same
 from deckhands.evaluation.attempts.driver import Driver, OnRow, OnStatus
 from deckhands.evaluation.attempts.in_flight import AttemptInFlight
 from deckhands.evaluation.attempts.model_health import FailedCalls
@@ -46,13 +45,16 @@ from deckhands.evaluation.datasets.file_trees import MAX_BYTES, Tree, TreeFile, 
 from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.exports.dialogue import to_dialogue
 from deckhands.evaluation.rewards import Rewards, find_rewards
-from deckhands.evaluation.scorers import AttemptToScore
-from deckhands.evaluation.scoring import AgentWork, build_check_files, compute_work, may_count
-from deckhands.evaluation.setups import (
+from deckhands.evaluation.scorers import AttemptToScore, find_answer, is_same
+from deckhands.evaluation.scoring import (
+    AgentWork,
     FailedSetup,
+    build_check_files,
+    compute_work,
     find_check_answer,
     find_failed_setup,
     find_setup_answer,
+    may_count,
     may_have_failed,
 )
 from deckhands.evaluation.siblings import SharedHistory, compute_shared

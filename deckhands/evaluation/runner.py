@@ -28,15 +28,13 @@ from deckhands.evaluation.attempts.driver import ModelSilent
 from deckhands.evaluation.attempts.plan import AT_ONCE, RETRIES, EvaluationPlan
 from deckhands.evaluation.attempts.record import ProgressRecord
 from deckhands.evaluation.attempts.results import AttemptRow, Results, ResultsInUse
-from deckhands.evaluation.attempts.screen import ProgressScreen
 from deckhands.evaluation.attempts.statistics import format_interval, format_mean, further_costs, list_means
-from deckhands.evaluation.attempts.status import EvaluationStatus
+from deckhands.evaluation.attempts.status import EvaluationStatus, ProgressScreen
 from deckhands.evaluation.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, DesiredState, EvaluationSteering
 from deckhands.evaluation.attempts.stopping import ENOUGH, StoppingCriterion
-from deckhands.evaluation.detached_runs import follow
+from deckhands.evaluation.detached_runs import build_orders, follow
 from deckhands.evaluation.directory import RESULTS, SIBLINGS, EvaluationRequest, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.redo import build_orders
 from deckhands.evaluation.scorers import load_scorers
 from deckhands.settings import MODEL_VARIABLES, CliSettings
 

@@ -123,7 +123,7 @@ class ConversationCommands:
         if eta:
             moment = ascii(str(eta))[1:-1][:100]
             raise UsageError(
-                f"deckhands.{what} cannot be used with an eta ({moment}): it is carried out at once.",
+                f"deckhands.{what} cannot be used with an eta ({moment}): it runs immediately. Leave the eta out.",
                 remedy="Send it without countdown and eta when its time has come.",
             )
         order = _parse_command(what, arguments, options)

@@ -268,7 +268,7 @@ def evaluate_task(evaluations: EvaluationTasks, results: TaskResults) -> Task:
                 if error is not None:
                     raise error
                 if getattr(request, ETA_HEADER, None):
-                    raise UsageError(f"{EVALUATE} cannot be used with an eta: it is carried out at once.")
+                    raise UsageError(f"{EVALUATE} cannot be used with an eta: it runs immediately. Leave the eta out.")
                 if any(getattr(request, LIMITS_HEADER, None) or ()):
                     raise UsageError(
                         f"{EVALUATE} cannot be used with a time limit of Celery's.",

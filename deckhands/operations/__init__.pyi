@@ -1,3 +1,5 @@
+from .diagnosis.dead_letters import DeadConversation as DeadConversation, describe_death as describe_death
+from .diagnosis.dead_letters import find_dead_conversations as find_dead_conversations
 from .diagnosis.diagnostics import DEAD_LETTERS as DEAD_LETTERS, FAILING as FAILING, RETENTION as RETENTION
 from .diagnosis.diagnostics import Finding as Finding, examine_machine as examine_machine
 from .diagnosis.diagnostics import examine_packages as examine_packages
@@ -7,9 +9,10 @@ from .diagnosis.examination import examine_cluster as examine_cluster
 from .jobs.celery_app import JOBS_WORKER as JOBS_WORKER, run_beat_until as run_beat_until
 from .monitoring.endpoint import PATH as PATH, make_server as make_server, metrics_app as metrics_app
 from .monitoring.exposition import CONTENT_TYPE as CONTENT_TYPE, Exposition as Exposition
+from .monitoring.history import DAY as DAY, HOUR as HOUR, ClusterSample as ClusterSample, History as History
 from .monitoring.queues import Depth as Depth, read_depths as read_depths
 from .monitoring.quotas import read_quotas as read_quotas
-from .monitoring.workers import WorkerMetrics as WorkerMetrics, read_workers as read_workers
+from .monitoring.census import WorkerMetrics as WorkerMetrics, read_workers as read_workers
 from .schedules.repository import ScheduleCheck as ScheduleCheck, ScheduleConflict as ScheduleConflict
 from .schedules.repository import ScheduleRepository as ScheduleRepository
 from .schedules.repository import StoredSchedule as StoredSchedule

@@ -19,7 +19,7 @@ from typing import Any
 
 from broker.contract import TERMINAL_STATES, AgentSpec, Limits, ModelReply
 from broker.log import ConversationQuery, ConversationRow, Selection
-from broker.runtime import CorruptEntry, DeckhandsError, UnknownConversation, UsageError, failpoint
+from broker.runtime import CorruptEntry, DeckhandsError, StoreError, UnknownConversation, UsageError, failpoint
 from deckhands.client import MAX_TITLE, Client, for_each
 from deckhands.evaluation import (
     CHECK,
@@ -40,7 +40,7 @@ from deckhands.evaluation import (
     read_dataset,
     select_instances,
 )
-from deckhands.rollouts.record import ENDED, OVER, RUNNING, RunRecord, RunState
+from deckhands.rollouts.record import ABORTED, ENDED, OVER, PAUSED, RUNNING, RunRecord, RunState, list_runs
 from deckhands.rollouts.spec import CRITIC, RolloutSpec
 
 CONSUMERS = "trainer"
@@ -52,6 +52,8 @@ SILENT_SECONDS = 2.5
 """While every call of the model fails, the run waits twice this time, then four times, and so on."""
 LONGEST_SILENT_SECONDS, MAX_DOUBLINGS = 60.0, 10
 ROWS, RESULTS = "prompts.jsonl", "results.jsonl"
+DESIRED = {RUNNING: "running", PAUSED: "paused", ABORTED: "cancelled"}
+"""The desired state of the run's evaluation."""
 USABLE = frozenset({"resolved", "unresolved", "refused", "limit"})
 CUT, DELIVERED, STALE, TOO_SMALL = "cut", "delivered", "stale", "too_small"
 
@@ -110,6 +112,7 @@ class RolloutDriver:
     _uncut: set[int] = field(default_factory=set)
     _by_instance: dict[str, GroupInFlight] = field(default_factory=dict)
     _read_events: int = 0
+    _desired: str = ""
     _replies: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -255,6 +258,9 @@ class RolloutDriver:
     async def _refresh(self) -> None:
         await self.record.refresh()
         self.state = await self.record.load_state()
+        if self.state.state in DESIRED and DESIRED[self.state.state] != self._desired:
+            self._desired = DESIRED[self.state.state]
+            await EvaluationSteering(self.client.store, self.plan.name).set_desired(state=self._desired)
         self.waiting = await self.record.count_waiting(CONSUMERS)
 
     async def _take_dropped(self) -> None:
@@ -494,6 +500,33 @@ async def drive(client: Client, name: str, directory: Path) -> bool:
         with contextlib.suppress(DeckhandsError):
             await record.end_lease(lease)
     return True
+
+
+async def drive_all(
+    client: Client, find_directory: Callable[[str], Path], on_error: Callable[[str, DeckhandsError], object]
+) -> None:
+    """Drive each run of the cluster, also those that start later, or stand by while other drivers do; never returns.
+
+    Args:
+        find_directory: returns where this machine keeps the results of a run.
+        on_error: called with a run that cannot be driven here, and the reason. It is not tried again.
+    """
+
+    async def drive_one(name: str) -> None:
+        try:
+            await drive_on(client, name, find_directory(name))
+        except StoreError:
+            driving.pop(name, None)  # tried again
+        except DeckhandsError as error:
+            on_error(name, error)
+
+    driving: dict[str, asyncio.Task[None]] = {}
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            for name in await list_runs(client.store):
+                if name not in driving:
+                    driving[name] = tasks.create_task(drive_one(name))
+            await asyncio.sleep(STANDBY_SECONDS)
 
 
 async def drive_on(client: Client, name: str, directory: Path) -> None:

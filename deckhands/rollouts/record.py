@@ -4,8 +4,8 @@ Holds: the stream of groups has the deliveries. The number of an entry is the nu
 refuses a number that is taken; so two drivers at once deliver each group once. Entries stay after their
 acknowledgement. The version of the policy never decreases.
 Does not: hold tokens; a group names its conversations, whose logs have them.
-Keys: `deck:{0}:rollouts`, `deck:{0}:rollout:<name>`, and its `:events`, `:groups`, `:driver` and `:version`. Kept for a
-month.
+Keys: `deck:{0}:rollouts`, `deck:{0}:rollout:<name>`, and its `:state`, `:events`, `:groups`, `:driver` and `:version`.
+Kept for a month.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ LEASE_MILLISECONDS = 10_000
 PAGE = 500
 MAX_VERSION = (1 << 31) - 1
 POLICY = "policy"
+SERVED_PREFIX = "h-"
+"""The names of runs that servers started. Their users of the store may write the specifications of such runs alone."""
 RUNNING, PAUSED, ABORTED, OVER = "running", "paused", "aborted", "over"
 ENDED = frozenset({ABORTED, OVER})
 
@@ -43,6 +45,11 @@ class RunState:
     state: str = RUNNING
     version: int = 0
     is_driven: bool = False
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no further group will be delivered."""
+        return self.state in ENDED
 
 
 class _Trajectory(BaseModel):
@@ -103,6 +110,7 @@ class RunRecord:
         keys = store.all_shards[0]
         self._index = keys.rollouts
         self._hash = keys.rollout(name)
+        self._state_key = keys.rollout_state(name)
         self._events_key = keys.rollout_events(name)
         self._groups_key = keys.rollout_groups(name)
         self._lease_key = keys.rollout_driver(name)
@@ -112,6 +120,11 @@ class RunRecord:
         self._ids: set[str] = set()
         self._last_of: dict[str, dict[str, Any]] = {}
         self._dropped: dict[str, set[str]] = {}
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server started it, so that its specification is not the operator's."""
+        return self.name.startswith(SERVED_PREFIX)
 
     async def create(self, spec: RolloutSpec) -> bool:
         """Record a specification; return whether the run is new. Idempotent.
@@ -142,14 +155,17 @@ class RunRecord:
         if text is None:
             raise UsageError(f"There is no rollout run {self.name}.", remedy="`deckhands rollouts ls` lists them.")
         try:
-            return RolloutSpec.model_validate_json(text)
+            spec = RolloutSpec.model_validate_json(text)
         except ValidationError as error:
             raise UsageError(f"The specification of the rollout run {self.name} cannot be read.") from error
+        if self.is_served:
+            spec.require_served()
+        return spec
 
     async def load_state(self) -> RunState:
         """Return the state of the run."""
-        (state,), score, is_driven = await self._store.call_many(
-            [("HMGET", self._hash, "state"), ("ZSCORE", self._version_key, POLICY), ("EXISTS", self._lease_key)]
+        state, score, is_driven = await self._store.call_many(
+            [("GET", self._state_key), ("ZSCORE", self._version_key, POLICY), ("EXISTS", self._lease_key)]
         )
         named = (state or b"").decode(errors="replace")
         version = float(score or 0)
@@ -161,7 +177,7 @@ class RunRecord:
 
     async def set_state(self, state: str, **fields: Any) -> None:
         """Record another state, and the event of it."""
-        await self._store.call("HSET", self._hash, "state", state)
+        await self._store.call("SET", self._state_key, state)
         await self.add_event(state, **fields)
 
     async def set_version(self, version: int) -> None:
@@ -282,8 +298,11 @@ class RunRecord:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def read_groups(self, consumers: str, consumer: str, *, limit: int) -> list[tuple[str, dict[str, Any]]]:
-        """Return entries for a consumer: those that it has not acknowledged, then new ones. Idempotent."""
+    async def read_groups(self, consumers: str, consumer: str, *, limit: int) -> list[tuple[int, dict[str, Any]]]:
+        """Return groups for a consumer, by the numbers of their deliveries. Idempotent.
+
+        Those that it has not acknowledged come before new ones.
+        """
         head = ("XREADGROUP", "GROUP", consumers, consumer, "COUNT")
         tail = ("STREAMS", self._groups_key)
         found: list[Any] = []
@@ -298,16 +317,16 @@ class RunRecord:
             after = rows[-1][0]
         entries = []
         for entry_id, fields in found:
-            group = parse_group(fields or [])
+            group, number = parse_group(fields or []), int(entry_id.partition(b"-")[0])
             if group is None:
-                await self.acknowledge(consumers, entry_id.decode())
+                await self.acknowledge(consumers, number)
             else:
-                entries.append((entry_id.decode(), group))
+                entries.append((number, group))
         return entries
 
-    async def acknowledge(self, consumers: str, entry_id: str) -> None:
-        """Acknowledge an entry. Idempotent."""
-        await self._store.call("XACK", self._groups_key, consumers, entry_id)
+    async def acknowledge(self, consumers: str, number: int) -> None:
+        """Acknowledge a delivery. Idempotent."""
+        await self._store.call("XACK", self._groups_key, consumers, f"{number}-0")
 
     async def take_lease(self) -> str:
         """Become the driver; return the lease, or an empty text if there is another driver."""
@@ -334,7 +353,7 @@ class RunRecord:
             ("EXPIRE", self._index, KEPT_SECONDS),
             *(
                 ("EXPIRE", key, KEPT_SECONDS)
-                for key in (self._hash, self._events_key, self._groups_key, self._version_key)
+                for key in (self._hash, self._state_key, self._events_key, self._groups_key, self._version_key)
             ),
         ]
         await self._store.call_many(commands)

@@ -7,6 +7,7 @@ a run continues even if the process that started it is gone.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +18,21 @@ from broker.log import ConversationRow
 from broker.runtime import CorruptEntry, UnknownConversation, UsageError, new_conversation_id
 from deckhands.client import Client, Trajectory
 from deckhands.cluster import Home
-from deckhands.evaluation import EvaluationSteering, start_in_background
+from deckhands.evaluation import start_in_background
 from deckhands.rollouts.driver import CONSUMERS, drive_on, read_prompts, steer_all
 from deckhands.rollouts.engines import pause_engines, resume_engines
-from deckhands.rollouts.record import ABORTED, ENDED, PAUSED, RUNNING, RunRecord, RunState
+from deckhands.rollouts.record import ABORTED, ENDED, PAUSED, RUNNING, SERVED_PREFIX, RunRecord, RunState
 from deckhands.rollouts.spec import RolloutSpec
 from deckhands.settings import CliSettings
 
 POLL_SECONDS = 0.2
 SUBMISSION_SECONDS = 0.5
 """A driver learns of a pause within this time, and submits a conversation."""
-READ_AHEAD = 4
+GROUP_FIELDS = ("id", "index", "instance", "round", "version", "min_version")
+ROLLOUT_FIELDS = (
+    *("reward", "rewards", "step_rewards", "outcome", "cause"),
+    *("is_partial", "min_version", "max_version"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Group:
         id: never delivered twice; a prompt that is tried again has a group with another id.
         index: the place of its prompt in the order of the run.
         instance: the id of its prompt.
+        number: of its delivery; a later group has a higher one.
         version: of the policy when it was delivered; `min_version`: of its oldest token.
     """
 
@@ -69,13 +75,33 @@ class Group:
     version: int
     min_version: int
     rollouts: Sequence[Rollout]
-    _record: RunRecord = field(repr=False, compare=False)
-    _consumers: str = field(repr=False, compare=False)
-    _entry_id: str = field(repr=False, compare=False)
+    number: int
+    _acknowledge: Callable[[int], Awaitable[None]] = field(repr=False, compare=False)
 
     async def ack(self) -> None:
         """Acknowledge it: it is not delivered again. Idempotent."""
-        await self._record.acknowledge(self._consumers, self._entry_id)
+        await self._acknowledge(self.number)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain JSON, with its tokens."""
+        return {
+            **{name: getattr(self, name) for name in GROUP_FIELDS},
+            "number": self.number,
+            "rollouts": [
+                {**one.trajectory.as_json(), **{name: getattr(one, name) for name in ROLLOUT_FIELDS}}
+                for one in self.rollouts
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, Any], acknowledge: Callable[[int], Awaitable[None]]) -> Self:
+        """Read a group from plain JSON."""
+        rollouts = [
+            Rollout(Trajectory.from_json(one), **{name: one[name] for name in ROLLOUT_FIELDS})
+            for one in about["rollouts"]
+        ]
+        fields = {name: about[name] for name in GROUP_FIELDS}
+        return cls(**fields, rollouts=rollouts, number=about["number"], _acknowledge=acknowledge)
 
 
 class RolloutRun:
@@ -103,9 +129,25 @@ class RolloutRun:
         Raises:
             UsageError: the specification or its prompts cannot be used, or the name has another specification.
         """
+        if name is not None and name.startswith(SERVED_PREFIX):
+            raise UsageError(f"{name!r} would be a run of a server.", remedy=f"Use a name without {SERVED_PREFIX!r}.")
         run = cls(client, name or new_conversation_id(), directory=directory)
         spec = await asyncio.to_thread(spec.resolve)
         await asyncio.to_thread(run._check_prompts, spec)
+        await run._record.create(spec)
+        return run
+
+    @classmethod
+    async def start_served(cls, client: Client, spec: RolloutSpec, name: str) -> Self:
+        """Record a run of a specification that is not the operator's, under a name of servers. Idempotent.
+
+        Raises:
+            UsageError: the specification or its prompts cannot be used, or name something of the driver's machine.
+        """
+        run = cls(client, SERVED_PREFIX + name)
+        await asyncio.to_thread(spec.require_served)
+        with tempfile.TemporaryDirectory() as folder:
+            await asyncio.to_thread(read_prompts, spec, Path(folder))
         await run._record.create(spec)
         return run
 
@@ -123,6 +165,14 @@ class RolloutRun:
     async def load_spec(self) -> RolloutSpec:
         """Return its specification."""
         return await self._record.load_spec()
+
+    async def describe(self) -> dict[str, Any]:
+        """Return its name, tenant, model and state, and the numbers of its groups, for lists."""
+        spec, state = await self._record.load_spec(), await self._record.load_state()
+        waiting = await self.count_waiting()
+        about = {"name": self.name, "tenant": spec.tenant, "model": spec.model, "state": state.state}
+        counts = {"groups": len(self._record.delivered), "waiting": waiting}
+        return {**about, "version": state.version, "is_driven": state.is_driven, **counts}
 
     async def load_state(self) -> RunState:
         """Return its state and the version of its policy."""
@@ -174,36 +224,51 @@ class RolloutRun:
             drives: drive the run meanwhile, if no other driver does.
             is_following: False: end after the groups that are there.
         """
-        spec = await self._record.load_spec()
-        await self._record.join(CONSUMERS)
         driving = asyncio.create_task(self.drive()) if drives else None
-        yielded: set[str] = set()
+        after = 0
         try:
             while True:
                 if driving is not None and driving.done():
                     driving.result()
                 is_ended = (await self._record.load_state()).state in ENDED
-                entries = await self._record.read_groups(CONSUMERS, consumer, limit=READ_AHEAD)
-                new = [(entry_id, one) for entry_id, one in entries if entry_id not in yielded]
-                for entry_id, about in new:
-                    yielded.add(entry_id)
-                    if await self._is_stale(spec, about):
-                        await self._drop(entry_id, about, "stale")
-                        continue
-                    try:
-                        group = await self._load(entry_id, about)
-                    except (CorruptEntry, UnknownConversation):  # damaged, or deleted meanwhile
-                        await self._drop(entry_id, about, "unreadable")
-                        continue
+                group = await self.take_next(consumer, after=after)
+                if group is not None:
+                    after = group.number
                     yield group
-                if not new:
-                    if is_ended or not is_following:
-                        return
+                elif is_ended or not is_following:
+                    return
+                else:
                     await asyncio.sleep(POLL_SECONDS)
         finally:
             if driving is not None:
                 driving.cancel()
                 await asyncio.gather(driving, return_exceptions=True)
+
+    async def take_next(self, consumer: str, *, after: int = 0) -> Group | None:
+        """Return the next group for a consumer, as `groups` yields them; None: there is none now.
+
+        Args:
+            after: the number of the group that it has read before; 0: from the first one that it did not acknowledge.
+        """
+        spec = await self._record.load_spec()
+        await self._record.join(CONSUMERS)
+        while True:
+            entries = await self._record.read_groups(CONSUMERS, consumer, limit=1)
+            found = next((one for one in entries if one[0] > after), None)
+            if found is None:
+                return None
+            after, about = found
+            if await self._is_stale(spec, about):
+                await self._drop(after, about, "stale")
+                continue
+            try:
+                return await self._load(after, about)
+            except (CorruptEntry, UnknownConversation):  # damaged, or deleted meanwhile
+                await self._drop(after, about, "unreadable")
+
+    async def acknowledge(self, number: int) -> None:
+        """Acknowledge the group of a delivery: it is not delivered again. Idempotent."""
+        await self._record.acknowledge(CONSUMERS, number)
 
     async def weights_changed(self, version: int) -> None:
         """Record that the engines have the weights of a version from now on. Idempotent.
@@ -213,35 +278,35 @@ class RolloutRun:
         """
         await self._record.set_version(version)
 
-    async def pause(self) -> None:
+    async def pause(self, **note: str) -> None:
         """Pause the whole run: no trajectory starts or takes a further step, and engines are paused as configured.
 
         With engines and `on_pause: drain`, no reply is in flight when this returns.
+
+        Args:
+            note: further fields of its event.
 
         Raises:
             EngineFailed: an engine cannot be paused; the run is paused nevertheless.
         """
         spec = await self._record.load_spec()
         await self._require_open()
-        await EvaluationSteering(self._client.store, self.name).set_desired(state="paused")
-        await self._record.set_state(PAUSED)
+        await self._record.set_state(PAUSED, **note)
         await self._steer_all(self._client.pause, _is_working)
         await pause_engines(spec.engines, spec.on_pause)
 
-    async def resume(self) -> None:
+    async def resume(self, **note: str) -> None:
         """Continue a paused run. Raises EngineFailed; the run stays paused then."""
         spec = await self._record.load_spec()
         await self._require_open()
         await resume_engines(spec.engines)
-        await EvaluationSteering(self._client.store, self.name).set_desired(state="running")
-        await self._record.set_state(RUNNING)
+        await self._record.set_state(RUNNING, **note)
         await steer_all(self._client, self.name, self._client.resume, _is_open)  # some may have yet to announce a pause
 
-    async def abort(self) -> None:
+    async def abort(self, **note: str) -> None:
         """End the run: no further group is delivered, and its conversations are cancelled. Idempotent."""
-        await EvaluationSteering(self._client.store, self.name).set_desired(state="cancelled")
         if (await self._record.load_state()).state not in ENDED:
-            await self._record.set_state(ABORTED)
+            await self._record.set_state(ABORTED, **note)
         await self._steer_all(self._client.cancel, _is_open)
 
     async def _require_open(self) -> None:
@@ -262,20 +327,19 @@ class RolloutRun:
         version = (await self._record.load_state()).version
         return spec.max_staleness is not None and version - about["min_version"] > spec.max_staleness
 
-    async def _drop(self, entry_id: str, about: Mapping[str, Any], reason: str) -> None:
+    async def _drop(self, number: int, about: Mapping[str, Any], reason: str) -> None:
         """Have the driver try the prompt of a group again."""
         await self._record.add_event("dropped", group=about["id"], reason=reason, by="reader")
-        await self._record.acknowledge(CONSUMERS, entry_id)
+        await self._record.acknowledge(CONSUMERS, number)
 
-    async def _load(self, entry_id: str, about: Mapping[str, Any]) -> Group:
+    async def _load(self, number: int, about: Mapping[str, Any]) -> Group:
         trajectories = [await self._client.trajectory(one["conversation_id"]) for one in about["trajectories"]]
-        names = ("reward", "rewards", "step_rewards", "outcome", "cause", "is_partial", "min_version", "max_version")
         rollouts = [
-            Rollout(found, **{name: one[name] for name in names})
+            Rollout(found, **{name: one[name] for name in ROLLOUT_FIELDS})
             for found, one in zip(trajectories, about["trajectories"], strict=True)
         ]
-        fields = {name: about[name] for name in ("id", "index", "instance", "round", "version", "min_version")}
-        return Group(**fields, rollouts=rollouts, _record=self._record, _consumers=CONSUMERS, _entry_id=entry_id)
+        fields = {name: about[name] for name in GROUP_FIELDS}
+        return Group(**fields, rollouts=rollouts, number=number, _acknowledge=self.acknowledge)
 
     def _check_prompts(self, spec: RolloutSpec) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from broker.contract import NAME_PATTERN
 from broker.runtime import UsageError
-from deckhands.evaluation import CHECK, MAX_AT_ONCE, load_scorers, resolve_model, to_absolute_name, to_absolute_scorer
+from deckhands.client import ADDRESSES, DATA
+from deckhands.evaluation import (
+    CHECK,
+    MAX_AT_ONCE,
+    OwnRow,
+    load_scorers,
+    resolve_model,
+    to_absolute_name,
+    to_absolute_scorer,
+)
 
 MAX_GROUP = 256
 MAX_ROWS = 100_000
@@ -129,7 +138,41 @@ class RolloutSpec(BaseModel):
         }
         if isinstance(self.prompts, str):
             found["prompts"] = to_absolute_name(self.prompts)
-        functions = [one.name for one in load_scorers(found["scorers"])]
+        self._check_weights(found["scorers"])
+        return self.model_copy(update=found)
+
+    def require_served(self) -> None:
+        """Check that it names nothing of the machine that drives the run: files, code and addresses of engines.
+
+        Raises:
+            UsageError: it does.
+        """
+        if isinstance(self.prompts, str):
+            raise UsageError(
+                "prompts: a run over HTTP takes rows.", remedy="Send the rows of the dataset in place of its name."
+            )
+        for name in ("scorers", "engines"):
+            if getattr(self, name):
+                raise UsageError(
+                    f"{name}: a run over HTTP has none.", remedy="Start the run with `deckhands rollouts run`."
+                )
+        for number, row in enumerate(self.prompts, 1):
+            try:
+                found = OwnRow.model_validate(row)
+            except ValidationError as error:
+                about = error.errors(include_url=False, include_input=False, include_context=False)[0]
+                place = ".".join(map(str, about["loc"])) or "the whole"
+                raise UsageError(f"prompts: row {number}: {place}: {about['msg']}.") from None
+            if isinstance(found.workspace, str) or isinstance(found.hidden, str):
+                raise UsageError(
+                    f"prompts: row {number} names a directory.", remedy="Send its files, as texts by their paths."
+                )
+            if any(not one.startswith((*ADDRESSES, DATA)) for one in found.images):
+                raise UsageError(f"prompts: row {number} names a file as an image.", remedy="Send a data URL.")
+        self._check_weights(())
+
+    def _check_weights(self, scorers: tuple[str, ...]) -> None:
+        functions = [one.name for one in load_scorers(scorers)]
         names = {*functions, CHECK, CRITIC}
         if len(names) < len(functions) + 2:
             raise UsageError(
@@ -138,4 +181,3 @@ class RolloutSpec(BaseModel):
             )
         if unknown := sorted(self.weights.keys() - names):
             raise UsageError(f"There is no part {unknown[0]!r} of the reward.", remedy=f"It has {', '.join(names)}.")
-        return self.model_copy(update=found)

@@ -53,6 +53,7 @@ FIRST_BYTE = 3
 FIRST_WORD = FIRST_BYTE + 256
 SPECIAL = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}
 TURN = "turn"
+SESSION_HEADER = "X-Session-ID"
 DEFAULT_TOKENS = 16
 """The most tokens of a reply of `/completions` without `max_tokens`, as in vLLM."""
 _PIECES = re.compile("|".join(map(re.escape, sorted(WORDS, key=len, reverse=True))))
@@ -139,7 +140,8 @@ class StubEngine:
         max_model_len: as `/tokenize` names it; None: it does not.
         refuses: it answers `/completions` with the status 401.
         stalls_after: replies after this number never come; None: all do.
-        truth: a row for each reply sent: the tokens of its prompt, its sampled tokens and their versions.
+        truth: a row for each reply sent: the tokens of its prompt, its sampled tokens, their versions, and the session
+            that the request named.
     """
 
     turns: int = 3
@@ -194,7 +196,7 @@ class StubEngine:
         return f"rollouts of tokens, {TURN} {step}.", [{"id": call_id, "type": "function", "function": function}]
 
     async def generate(
-        self, prompt: Sequence[int], tokens: Sequence[int], limit: int | None = None
+        self, prompt: Sequence[int], tokens: Sequence[int], limit: int | None = None, *, session: str = ""
     ) -> tuple[list[int], list[int], bool]:
         """Send tokens up to a limit; return them, their versions, and whether an abort cut them off."""
         aborts = self.policy.aborts
@@ -220,7 +222,7 @@ class StubEngine:
                 self.in_flight -= 1
                 self.policy.changed.notify_all()
         if self.keeps_truth:
-            self.truth.append({"prompt": list(prompt), "tokens": sent, "versions": versions})
+            self.truth.append({"prompt": list(prompt), "tokens": sent, "versions": versions, "session": session})
         is_cut = len(sent) < len(tokens[:limit])
         if is_cut:
             self._cut_off[(*prompt, *sent)] = list(tokens[len(sent) :])
@@ -236,7 +238,9 @@ class StubEngine:
         key = draw_word()
         text, calls = self.write_reply(step, as_text=not tools, key=key)
         whole = to_text({"content": text, "tool_calls": calls})
-        sampled, versions, is_cut = await self.generate(prompt, [*self.tokenizer.sample(whole), IM_END])
+        sampled, versions, is_cut = await self.generate(
+            prompt, [*self.tokenizer.sample(whole), IM_END], session=request.headers.get(SESSION_HEADER, "")
+        )
         message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
         reason = "abort" if is_cut else "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": reason}
@@ -262,7 +266,9 @@ class StubEngine:
             text, _ = self.write_reply(step, as_text=True, key=draw_word())
             rest = [*self.tokenizer.sample(text), IM_END]
         limit = int(body.get("max_tokens") or DEFAULT_TOKENS)
-        sampled, versions, is_cut = await self.generate(prompt, rest, limit)
+        sampled, versions, is_cut = await self.generate(
+            prompt, rest, limit, session=request.headers.get(SESSION_HEADER, "")
+        )
         shown = self.tokenizer.decode(sampled)
         for stop in [stops] if isinstance(stops, str) else stops:
             shown = shown.partition(stop)[0]

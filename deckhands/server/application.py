@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import cast
@@ -20,7 +21,9 @@ from deckhands.server import (
     events,
     files,
     live,
+    prompts,
     reasons,
+    rollouts,
     runs,
     schedules,
     steering,
@@ -44,6 +47,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     conversations.routes,
     steering.routes,
     reasons.routes,
+    prompts.routes,
     trajectories.routes,
     verification.routes,
     events.routes,
@@ -54,6 +58,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     schedules.routes,
     encryption.routes,
     evaluations.routes,
+    rollouts.routes,
     webhooks.routes,
     chat.routes,
     responses.routes,
@@ -97,9 +102,14 @@ def make_app(gateway: Gateway) -> FastAPI:
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    """Run the MCP session manager while the server runs."""
+    """Run the MCP session manager and keep the history of the cluster while the server runs."""
     async with app.state.agent_tools.manager.run():
-        yield
+        keeping = asyncio.create_task(app.state.gateway.history.keep())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
 
 
 def with_guard(gateway: Gateway) -> ASGIApp:

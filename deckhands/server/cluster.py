@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated, Any, Self
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from broker.coordination import list_members
+from broker.coordination import FIELD, Quarantine, list_members, read_figures
 from broker.limits import BudgetAccount, Ledger, make_experiment_account, make_tenant_account, parse_account
 from broker.runtime import DeckhandsError
-from broker.store import ShardKeys, decode_fields
+from broker.store import WORKER_FIELD, ShardKeys, decode_fields
 from broker.tools import ToolOffers
 from deckhands.client import parse_offers
-from deckhands.operations import CONTENT_TYPE, read_quotas
-from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
+from deckhands.operations import CONTENT_TYPE, DAY, HOUR, ClusterSample, find_dead_conversations, read_quotas
+from deckhands.server.auth.api_keys import Scope
+from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Operator, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.models import MOMENT
+from deckhands.server.models import ID, MOMENT
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem
 
@@ -29,6 +31,8 @@ READY_SECONDS = 3.0
 CLASSES = ("0", "1", "2")
 OPERATION_ID = r"^([0-9]{1,15}-[0-9]{1,10})?$"
 SHOWN_FACTS = ("node", "pools", "agents")
+SHOWN_LOADS = ("conversations", "running", "host_cpu", "host_memory_free", "loop_lag_seconds")
+MAX_VERSION_CHARS = 40
 STREAMS = {"ready": "controllers", "ready:interactive": "controllers"}
 
 
@@ -48,11 +52,19 @@ class Readiness(BaseModel):
 
 
 class ShownWorker(BaseModel):
-    """A worker. `left_seconds` is the time until its heartbeat lapses; negative: it has lapsed."""
+    """A worker. `left_seconds` is the time until its heartbeat lapses; negative: it has lapsed.
+
+    Attributes:
+        version: of Deckhands; empty if the worker has not named it.
+        load: the latest of its gauges: held conversations, running actions, busy CPU and free memory of its machine
+            (shares of 1), and the largest delay of its event loop.
+    """
 
     worker_id: str = Field(examples=["n1:controller:4711"])
     role: str = Field(examples=["controller"])
     left_seconds: float = Field(examples=[12.5])
+    version: str = Field(examples=["0.1.0"])
+    load: dict[str, float] = Field(examples=[{"conversations": 12.0, "host_cpu": 0.4}])
     facts: dict[str, str] = Field(examples=[{"node": "n1", "pools": "bash"}])
 
 
@@ -132,6 +144,52 @@ class ShownQuota(BaseModel):
     models: str = Field(examples=["openai/*"])
     waiting: int = Field(examples=[2])
     keys: list[QuotaKey]
+
+
+class ShownSample(ClusterSample):
+    """The figures of the cluster at one time: rates, and what was there."""
+
+    at: AwareDatetime = Field(examples=[MOMENT])
+
+
+class ShownHistory(BaseModel):
+    """Samples, oldest first. A gap is a time at which no server took any."""
+
+    step_seconds: int = Field(examples=[5])
+    samples: list[ShownSample]
+
+
+class DeadLetter(BaseModel):
+    """A conversation that crashed three workers in a row. No worker claims it until it is requeued.
+
+    Attributes:
+        died: when those workers were found dead, the latest last, as far as the store remembers.
+        workers: their names, for keys with the scope `admin` for all tenants; empty for others.
+        last_error: empty if none is recorded.
+    """
+
+    conversation_id: str = Field(examples=[ID])
+    title: str = Field(examples=["Update the dependencies"])
+    tenant: str = Field(examples=["acme"])
+    labels: dict[str, str] = Field(examples=[{"team": "web"}])
+    died: list[AwareDatetime] = Field(examples=[[MOMENT]])
+    workers: list[str] = Field(examples=[["n1:controller:4711"]])
+    last_error: str = Field(examples=[""])
+
+
+class UnreadableEntry(BaseModel):
+    """An entry of a stream, or a whole key, that no worker could read."""
+
+    key: str = Field(examples=["deck:inbox"])
+    entry_id: str = Field(examples=["1763916000000-0"])
+    why: str = Field(examples=["it has no field `request`"])
+
+
+class DeadLetters(BaseModel):
+    """What needs an operator. Entries are shown to keys with the scope `admin` for all tenants only."""
+
+    conversations: list[DeadLetter]
+    entries: list[UnreadableEntry]
 
 
 class NewLimit(JsonBody):
@@ -219,6 +277,12 @@ async def workers(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownWorke
             worker_id=member.worker_id,
             role=member.role,
             left_seconds=member.left_seconds,
+            version=member.about.get(WORKER_FIELD, "").partition(" ")[0][:MAX_VERSION_CHARS],
+            load={
+                name: values[""]
+                for name, values in read_figures(member.about.get(FIELD, "")).items()
+                if name in SHOWN_LOADS and "" in values
+            },
             facts={name: member.about[name] for name in SHOWN_FACTS if name in member.about},
         )
         for member in await list_members(gateway.store)
@@ -234,6 +298,22 @@ async def workers(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownWorke
 async def metrics(gateway: GatewayOf, _principal: AdminOfAll) -> Response:
     """Show the metrics of the cluster and of this server in Prometheus' text format."""
     return Response(await gateway.exposition.text(), media_type=CONTENT_TYPE)
+
+
+@routes.get("/history", summary="Show recent figures of the cluster")
+async def history(
+    gateway: GatewayOf,
+    _principal: AdminOfAll,
+    of: Annotated[
+        Literal["hour", "day"], Query(description="the last hour every 5 s, or the last day every minute")
+    ] = "hour",
+    after: Annotated[AwareDatetime | None, Query(description="only later samples")] = None,
+) -> ShownHistory:
+    """Show steps, spend, takeovers, running conversations and queues over time, as the servers have kept them."""
+    resolution = HOUR if of == "hour" else DAY
+    found = await gateway.history.read(resolution, after=after)
+    samples = [ShownSample(at=at, **sample.model_dump()) for at, sample in found]
+    return ShownHistory(step_seconds=resolution.step_seconds, samples=samples)
 
 
 @routes.get("/queues", summary="Show queues")
@@ -259,6 +339,33 @@ async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
 
 def _facts(flat: list[Any]) -> dict[str, str]:
     return decode_fields([part if isinstance(part, bytes) else str(part or 0).encode() for part in flat])
+
+
+@routes.get("/dead-letters", summary="List dead letters")
+async def dead_letters(gateway: GatewayOf, principal: Operator) -> DeadLetters:
+    """List the dead conversations of the key's tenant, and unreadable entries; a key for all tenants sees all.
+
+    `POST /conversations/{id}/requeue` gives one another three workers; `POST /conversations/{id}/close` ends it.
+    """
+    sees_workers = principal.is_for_all_tenants and Scope.ADMIN in principal.key.scopes
+    found = await find_dead_conversations(gateway.store)
+    entries = await Quarantine(gateway.store).list_items() if sees_workers else []
+    return DeadLetters(
+        conversations=[
+            DeadLetter(
+                conversation_id=one.conversation_id,
+                title=one.title,
+                tenant=one.tenant,
+                labels=dict(one.labels),
+                died=list(map(datetime.fromisoformat, one.died)),
+                workers=list(one.workers) if sees_workers else [],
+                last_error=one.last_error,
+            )
+            for one in found
+            if principal.is_for_all_tenants or one.tenant == principal.tenant
+        ],
+        entries=[UnreadableEntry(key=one.key, entry_id=one.entry_id, why=one.why) for one in entries],
+    )
 
 
 @routes.get("/quotas", summary="Show quotas")

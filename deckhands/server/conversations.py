@@ -35,6 +35,7 @@ from deckhands.client import (
     to_labels,
 )
 from deckhands.server.dependencies import (
+    MAX_EVENT_ID,
     OFFERS_SECONDS,
     ConversationId,
     GatewayOf,
@@ -243,9 +244,19 @@ WritableId = Annotated[str, Depends(find_writable)]
 OperableId = Annotated[str, Depends(find_operable)]
 
 
-async def result_of(client: Client, conversation_id: str) -> ConversationResult:
-    """Return a conversation and its summary, with whole texts, from the store or the archive."""
-    events = await load_quoted_texts(client, conversation_id, await client.events(conversation_id, is_lenient=True))
+async def result_of(client: Client, conversation_id: str, *, at: int | None = None) -> ConversationResult:
+    """Return a conversation and its summary, with whole texts, from the store or the archive.
+
+    Args:
+        at: as it was after this event; None: as it is.
+
+    Raises:
+        Problem: there is no such event.
+    """
+    events = await client.events(conversation_id, is_lenient=True)
+    if at is not None and at > len(events):
+        raise Problem(404, "unknown_event", f"The conversation has no event {at}.", remedy=f"It has {len(events)}.")
+    events = await load_quoted_texts(client, conversation_id, events[:at])
     is_settled = fold_status(events).is_settled
     summary = summarize(events).as_json()
     return ConversationResult(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
@@ -263,10 +274,11 @@ async def show(
     gateway: GatewayOf,
     conversation_id: ReadableId,
     response: Response,
+    at: Annotated[int | None, Query(ge=1, le=MAX_EVENT_ID, description="as it was after this event")] = None,
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> ConversationResult:
     """Show the summary of a conversation, archived ones included. The ETag changes with the summary."""
-    found = await result_of(gateway.client, conversation_id)
+    found = await result_of(gateway.client, conversation_id, at=at)
     etag = etag_of(found)
     if if_none_match is not None and etag in if_none_match:
         raise Problem(304, "not_modified", "It is as it was.", headers={"ETag": etag})

@@ -16,7 +16,7 @@ from broker.contract import OperatorActed
 from broker.runtime import UnknownConversation, is_conversation_id
 from broker.store import Store, decode_fields
 from deckhands.client import Client
-from deckhands.operations import Exposition
+from deckhands.operations import Exposition, History
 from deckhands.server.auth.api_keys import EVERY_TENANT, AccessDenied, ApiKey, ApiKeys, Scope
 from deckhands.server.auth.idempotency import IdempotentRequests
 from deckhands.server.auth.operations import Operations
@@ -35,6 +35,9 @@ REQUESTS_AT_ONCE = 4
 """How many short requests of a tenant are worked on at the same time; each takes milliseconds."""
 REQUESTS_WAITING = 256
 """How many more of them may wait; the server refuses the others with 429."""
+
+PROMPTS_AT_ONCE, PROMPTS_PERCENT = 4, 50
+"""How many prompts are made at the same time, and how many of a hundred for one tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +136,10 @@ class Gateway:
         client: for requests; it does not wait long for the store.
         follower: for streams; it waits until the store is back.
         exposition: the metrics of the cluster and of this server.
+        history: the recent figures of the cluster.
         streams: the open streams and long-polling requests, with their keys.
         turns: those of short requests.
+        prompts: the prompts that are made at the moment, see `prompts`.
         transfers: the files in transfer; `connections`: those with a request that had a key.
         refusals: the number of requests answered with an error, by status and reason.
         is_stopping: set when the server starts to shut down.
@@ -151,7 +156,9 @@ class Gateway:
     operations: Operations = field(init=False)
     uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
+    history: History = field(init=False)
     streams: dict[object, ApiKey] = field(init=False, default_factory=dict)
+    prompts: Held = field(init=False, default_factory=lambda: Held("prompts", PROMPTS_AT_ONCE, PROMPTS_PERCENT))
     transfers: Held = field(init=False)
     connections: Held = field(init=False)
     turns: Turns = field(init=False, default_factory=lambda: Turns(REQUESTS_AT_ONCE, REQUESTS_WAITING))
@@ -173,6 +180,7 @@ class Gateway:
         }
         for name, part in made.items():
             object.__setattr__(self, name, part)
+        object.__setattr__(self, "history", History(self.store, self.exposition))
 
     async def authenticate(self, token: str) -> Principal:
         """Return the principal of a token, and count a request. Raises what `ApiKeys.check` and `count` raise.

@@ -7,6 +7,7 @@ from typing import Any, Self
 from fastapi import APIRouter
 from pydantic import AwareDatetime, BaseModel, Field
 
+from broker.log import Conversations
 from deckhands.client import Cause, Link, Why
 from deckhands.server.auth.api_keys import Scope
 from deckhands.server.conversations import ReadableId
@@ -58,6 +59,39 @@ class ShownWhy(BaseModel):
     def of(cls, why: Why) -> Self:
         """Convert an explanation to the form of the API."""
         return cls.model_validate(why.as_json())
+
+
+class ShownTakeover(BaseModel):
+    """A worker died, and its work on the conversation went to another.
+
+    Attributes:
+        action_id: the action that was taken over; null: the conversation itself.
+        from_worker, to_worker: names, for keys with the scope `admin` for all tenants; empty for others.
+    """
+
+    at: AwareDatetime = Field(examples=[MOMENT])
+    action_id: int | None = Field(examples=[None])
+    from_worker: str = Field(examples=["n1:controller:4711"])
+    to_worker: str = Field(examples=["n2:controller:17"])
+
+
+@routes.get("/{conversation_id}/takeovers", summary="List takeovers")
+async def takeovers(gateway: GatewayOf, principal: Reader, conversation_id: ReadableId) -> list[ShownTakeover]:
+    """List when workers took the conversation or its actions over from dead ones, oldest first.
+
+    The store remembers the latest 10,000 takeovers of the cluster.
+    """
+    sees_workers = principal.is_for_all_tenants and Scope.ADMIN in principal.key.scopes
+    return [
+        ShownTakeover(
+            at=one.at,
+            action_id=one.action_id,
+            from_worker=one.from_worker if sees_workers else "",
+            to_worker=one.to_worker if sees_workers else "",
+        )
+        for one in await Conversations(gateway.store).list_takeovers()
+        if one.conversation_id == conversation_id
+    ]
 
 
 @routes.get("/{conversation_id}/why", summary="Explain a wait")

@@ -12,10 +12,15 @@ from broker.contract.actions import ToolCallAction
 from broker.contract.codec import checksum_of
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.observations import ToolCallObservation
-from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, ControlDelivery, NothingToDo
+from broker.coordination.action_streams import (
+    ActionClaimed,
+    ActionReclaimed,
+    ControlDelivery,
+    NothingToDo,
+    WorkspaceOrders,
+)
 from broker.coordination.crash_attribution import Mark
 from broker.coordination.ownership import DispatchOutcome, Owners
-from broker.coordination.workspace_orders import WorkspaceOrders
 from broker.log.append_call import Appended
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog

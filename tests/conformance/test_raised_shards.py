@@ -14,7 +14,7 @@ from broker.coordination.membership import Membership, list_members
 from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.coordination.quarantine import find_conversation_keys
 from broker.coordination.shard_raise import raise_shards
-from broker.coordination.stored_files import StoredFiles
+from broker.coordination.transfers import StoredFiles
 from broker.coordination.wakeups import WorkerMailbox
 from broker.log.append_call import Appended, Duplicate
 from broker.log.conversations import Conversations

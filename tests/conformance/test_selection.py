@@ -8,7 +8,7 @@ from broker.contract.events import AgentSpec, ConversationCreated, WorkspaceSpec
 from broker.contract.interventions import ConversationChanged
 from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.ownership import ClaimedConversation, Owners
-from broker.coordination.stored_files import StoredFiles, make_content_name
+from broker.coordination.transfers import StoredFiles, make_content_name
 from broker.log import selection
 from broker.log.append_call import Appended
 from broker.log.conversations import ConversationRow, Conversations

@@ -6,19 +6,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.contract.agent_state import AgentState, is_settled
-from broker.contract.events import ConversationCreated, ConversationStarted, Parent
+from broker.contract.events import AgentState, ConversationCreated, ConversationStarted, Parent, is_settled
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.specs import Tenancy, WorkspaceSpec
 from broker.contract.timing import StartWindow, Timing
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import ClaimedConversation, Owners, StartStatus
 from broker.limits.tenants import TenantStatus, TenantTable, load_tenants, parse_memory_bound, publish_tenants
-from broker.log.admission import PoolRefused, check_admission
-from broker.log.append_call import Appended, Duplicate
+from broker.log.append_call import Appended, Duplicate, PoolRefused, check_admission
 from broker.log.conversations import Conversations
+from broker.log.deletion import EXPIRED_CODE, expire
 from broker.log.event_log import EventLog
-from broker.log.expiry import EXPIRED_CODE, expire
 from broker.log.status import fold_status
 from broker.runtime.errors import AdmissionRefused, ConversationBusy, OwnershipLost
 from broker.store.function_library import build_source

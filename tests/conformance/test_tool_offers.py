@@ -12,8 +12,7 @@ from broker.coordination.membership import Membership
 from broker.coordination.quarantine import Quarantine
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
-from broker.tools.tool_failures import MAX_FAILURES, MAX_REASON_CHARS, SANDBOX, ToolFailure, ToolFailures
-from broker.tools.tool_offers import ToolOffers
+from broker.tools.tool_offers import MAX_FAILURES, MAX_REASON_CHARS, SANDBOX, ToolFailure, ToolFailures, ToolOffers
 
 EMPTY = {"type": "object", "properties": {}}
 

@@ -48,7 +48,7 @@ def test_cluster_of_up_holds_and_is_refused_while_others_work(tmp_path: Path) ->
         theirs = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
         refused = run(env, *SHORT)
         assert refused.code == 2
-        assert f"In progress: 1 conversation of others, such as {theirs}." in refused.err
+        assert f"1 conversation of other users may be disturbed, such as {theirs}." in refused.err
         assert "pass --others" in refused.err
         disturbed = run(env, *SHORT, "--faults", "pause", "--others")
         assert disturbed.code == 0, disturbed

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from broker.contract.actions import SystemMessageAction
-from broker.runtime.counting import format_count
+from broker.runtime.ids import format_count
 from tests.integration.command_line import (
     COMMAND,
     cluster,

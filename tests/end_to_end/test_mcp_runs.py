@@ -32,8 +32,7 @@ from tests.programs import command_of
 from tests.scripted_mcp_server import served
 from tests.turns import finish, script
 from tool_worker.sandbox.sandbox import list_interpreter_prefixes
-from tool_worker.tools.mcp.launch import SandboxedLaunch
-from tool_worker.tools.mcp.program_files import ProgramFiles, find_program_files
+from tool_worker.tools.mcp.launch import ProgramFiles, SandboxedLaunch, find_program_files
 from tool_worker.tools.mcp.server import McpServer
 
 RUDE = ROOT / "tests" / "rude_mcp_server.py"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deckhands.rollouts import RolloutSpec
-from tests.integration.command_line import cluster, environment, read_until, started
+from tests.integration.command_line import cluster, deckhands, environment, read_until, started
 from tests.page_blocks import blocks_of
 
 LIMIT_SECONDS = 240.0
@@ -47,7 +47,7 @@ def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     blocks = [block for block in blocks_of("docs/rollouts.md") if not block.not_run]
     texts = {language: [one.text for one in blocks if one.language == language] for language in ("bash", "python")}
     serving, starting, training, reading, refused = texts["bash"]
-    program, updating = texts["python"]
+    program, updating, remote = texts["python"]
     (rewards,) = [block.text for block in blocks if block.language == "toml"]
     home = tmp_path / "home"
     exports = dict(word.split("=", 1) for word in starting.replace("export ", "").split() if "=" in word)
@@ -60,6 +60,17 @@ def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
         assert len(lines) == 16
         assert "first-run" in call(reading, tmp_path, here)
         call(refused, tmp_path, here, code=2)
+        with started("serve", "--port", "0", env=here) as serving_http, started("rollouts", "attach", env=here):
+            assert serving_http.stderr is not None
+            ready = next(line for line in serving_http.stderr if "Serving at" in line)
+            server = ready.partition("Serving at ")[2].split()[0].rstrip(",")
+            scopes = ("--scope", "read", "--scope", "write", "--scope", "operate")
+            key = deckhands("key", "add", "trainer", "--tenant", "acme", *scopes, env=here).out.split()[-1]
+            (tmp_path / "remote.py").write_text(remote)
+            variables = here | {"SERVER": server, "KEY": key}
+            lines = call("python remote.py", tmp_path, variables).splitlines()
+            assert lines[0].startswith("h-")
+            assert lines[1].startswith("sum-1-r0 [")
     rows = [json.loads(line) for line in (tmp_path / "first-run.jsonl").read_text().splitlines()]
     assert len(rows) == 16
     compile(updating, "docs/rollouts.md", "exec")

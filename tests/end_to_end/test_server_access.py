@@ -34,6 +34,7 @@ BEYOND_A_SERVER = (
     *("SUBSCRIBE a", "PUBLISH a b", "SET other 1", "GET other", "HSET deck:store generation x", "DEL deck:store"),
     *("HSET deck:tools bash {}", "HGETALL deck:{0}:notes:a/b/c", "HSET deck:{0}:quota:x:y a b", "XLEN deck:inbox"),
     *("HSET deck:{0}:keys x {}", "DEL deck:{0}:keys", "HSET deck:{0}:tenants acme 1", "XRANGE deck:replies:x - +"),
+    *("HSET deck:{0}:rollout:run spec {}", "SET deck:{0}:rollout:run:driver x", "HSET deck:{0}:evaluation:h-1 a b"),
 )
 BODIES: dict[str, Any] = {
     "messages": {"content": "hello"},
@@ -51,6 +52,9 @@ BODIES: dict[str, Any] = {
     "a2a": {"jsonrpc": "2.0", "id": 1, "method": "ListTasks"},
     "budgets": {"limit_usd": 1, "reason": "test"},
     "webhooks": {"url": "https://192.0.0.8.invalid/", "reason": "test"},
+    "rollouts": {"prompts": [{"id": "one", "task": "do it", "answer": "1"}], "model": "openai/none"},
+    "groups": {"timeout_seconds": 0},
+    "weights": {"version": 1},
     "schedules": {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"},
 }
 
@@ -68,6 +72,8 @@ def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
         "{event_id}": "1",
         "{path:path}": "a.txt",
         "{evaluation}": "none",
+        "{run}": "none",
+        "{number}": "1",
         "{response_id}": f"resp_{conversation_id}_999",
     }
     values |= {"{sha256}": sha256(b"x").hexdigest()}
@@ -161,6 +167,7 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                             "unknown_webhook",
                             "unknown_account",
                             "unknown_evaluation",
+                            "unknown_rollout_run",
                             "unknown_response",
                             "unknown_conversation",
                             "usage",
@@ -177,6 +184,7 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                         "unknown_schedule",
                         "unknown_webhook",
                         "unknown_evaluation",
+                        "unknown_rollout_run",
                         "unknown_response",
                     ), (name, status, code)
     documented = make_app(server.gateway).openapi()["paths"]

@@ -19,7 +19,7 @@ import pytest_asyncio
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, ModelCallFailed
 from broker.contract.observations import ErrorObservation
-from broker.log.delegates import make_delegate_id
+from broker.runtime.ids import make_delegate_id
 from broker.runtime.tracing import make_traceparent
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server

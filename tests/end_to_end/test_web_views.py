@@ -5,6 +5,7 @@ And the pages as axe-core sees them, in dark and in light, and their use by keyb
 from __future__ import annotations
 
 import asyncio
+import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,21 @@ import pytest
 from playwright.async_api import Page
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.error_texts import ERROR_KEYS
+from broker.contract.events import AgentState
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.contract.specs import Tenancy
 from broker.log.append_call import Appended
-from broker.log.delegates import make_delegate_id
+from broker.runtime.ids import make_delegate_id
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.server.auth.api_keys import Scope
 from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, opened
 from tests.evaluation_parts import write_evaluation
 from tests.npm_packages import install_packages
 from tests.polling import until
-from tests.screenshots import attempts, fill, fill_cluster, work
+from tests.screenshots import attempts, fill, fill_cluster, fill_operations, work
 from tests.server_parts import Served
 from tests.unit.deckhands.sample_log import reply, state
 
@@ -324,6 +326,7 @@ async def test_axe_finds_nothing_on_any_page(server: Served, axe: str, is_dark: 
     shown = await fill(store)
     fork = await Client(store).fork(shown, at=8)
     await fill_cluster(store)
+    await fill_operations(store)
     await write_evaluation(store, "nightly-shop", attempts(20), total=60)
     pages = {
         "conversations": "",
@@ -345,10 +348,21 @@ async def test_axe_finds_nothing_on_any_page(server: Served, axe: str, is_dark: 
             await page.get_by_role("tab", name=tab).click()
             await page.locator(part).first.wait_for()
             found[tab] = await page.evaluate(CHECK)
+        await page.get_by_text("State then").last.click()
+        await page.locator(".state-at").wait_for()
+        found["state"] = await page.evaluate(CHECK)
         await page.get_by_role("button", name="Edit…").click()
         await page.get_by_role("dialog").wait_for()
         found["dialog"] = await page.evaluate(CHECK)
     assert {name: each for name, each in found.items() if each} == {}
+
+
+async def test_why_panel_names_what_the_page_offers(server: Served) -> None:
+    shown = await fill(server.client.store)
+    async with opened(f"{server.url}/#/c/{shown}", key=await server.token("*")) as page:
+        remedy = page.locator(".why .remedy", has_text="Confirm the action below the log")
+        await remedy.wait_for()
+        assert "deckhands" not in await remedy.inner_text()
 
 
 async def test_a_keyboard_reaches_events_answers_and_menus(server: Served) -> None:
@@ -386,3 +400,85 @@ async def test_a_keyboard_reaches_events_answers_and_menus(server: Served) -> No
         assert await page.evaluate("document.activeElement.className") == "skip"
         await page.keyboard.press("Enter")
         assert await page.evaluate("document.activeElement.id") == "main"
+
+
+async def test_operator_changes_limits_schedules_and_webhooks_on_the_page(server: Served) -> None:
+    store = server.client.store
+    await fill_cluster(store)
+    async with server.as_(await server.token("*")) as client:
+        new = {"cron": "0 6 * * 1-5", "request": {"task": "Update"}, "reason": "a test"}
+        assert (await client.put("/schedules/nightly", json=new)).status_code == 201
+    async with opened(f"{server.url}/#/cluster", key=await server.token("*")) as page:
+        await page.get_by_role("button", name="Change tenant:acme").click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_label("Limit in $").fill("many")
+        await dialog.get_by_label("Reason").fill("the contract of March")
+        await dialog.get_by_role("button", name="Set").click()
+        await page.get_by_text("“many” is not an amount.").wait_for()
+        await page.get_by_role("button", name="Change tenant:acme").click()
+        await dialog.get_by_label("Limit in $").fill("40")
+        await dialog.get_by_label("Reason").fill("the contract of March")
+        await dialog.get_by_role("button", name="Set").click()
+        await page.locator("tr", has_text="tenant:acme").get_by_text("$40.00").wait_for()
+        await page.get_by_role("button", name="Pause nightly").click()
+        await dialog.get_by_label("Reason").fill("a holiday")
+        await dialog.get_by_role("button", name="Pause").click()
+        await page.locator("tr", has_text="nightly").get_by_text("paused").wait_for()
+        await page.get_by_role("button", name="Remove nightly").click()
+        await dialog.get_by_label("Reason").fill("no longer needed")
+        await dialog.get_by_role("button", name="Remove").click()
+        await page.locator("tr", has_text="nightly").wait_for(state="detached")
+        await page.get_by_role("button", name="New webhook…").click()
+        await dialog.get_by_label("Address").fill("http://127.0.0.1/hook")
+        await dialog.get_by_label("Reason").fill("a test")
+        await dialog.get_by_role("button", name="Add").click()
+        await page.locator(".notice.bad", has_text="DECKHANDS_WEBHOOK_PRIVATE").wait_for()
+    async with server.as_(await server.token("*")) as client:
+        done = [(one["action"], one["reason"]) for one in (await client.get("/operations")).json()]
+    assert ("budget.set", "40.0 USD: the contract of March") in done
+    assert ("schedule.pause", "a holiday") in done
+    assert ("schedule.remove", "no longer needed") in done
+
+
+async def test_reader_of_a_tenant_is_offered_no_changes(server: Served) -> None:
+    await fill_cluster(server.client.store)
+    async with opened(f"{server.url}/#/cluster", key=await server.token("acme", (Scope.READ,))) as page:
+        await page.get_by_role("cell", name="tenant:acme").wait_for()
+        assert await page.locator("main .cards button").count() == 0
+        assert await page.get_by_role("button", name="Last day").count() == 0
+
+
+async def test_dead_letter_is_requeued_from_the_cluster_page(server: Served) -> None:
+    store = server.client.store
+    await enter(store, "controller-1")
+    cid = await server.client.submit("x", title=HOSTILE, tenancy=Tenancy(tenant="acme"))
+    dead = (await store.locate(cid)).shard.dead
+    await store.connection.call("ZADD", dead, 1, cid)
+    async with opened(f"{server.url}/#/cluster", key=await server.token("acme")) as page:
+        row = page.locator(".dead tr", has_text="<script>")
+        await row.get_by_text("crashed three workers").wait_for()
+        assert await page.evaluate("window.broken") is None
+        await row.get_by_role("button", name="Requeue").click()
+        await page.get_by_label("Reason").fill("the provider is back")
+        await page.get_by_role("dialog").get_by_role("button", name="Requeue").click()
+        await page.locator(".dead").wait_for(state="detached")
+    assert await store.connection.call("ZCARD", dead) == 0
+    found = [event for event in await server.client.events(cid) if event.kind == "conversation.operator_acted"]
+    assert [event.model_dump()["reason"] for event in found] == ["the provider is back"]
+
+
+async def test_history_outlives_the_tab_and_has_a_day(server: Served) -> None:
+    history = server.client.store.all_shards[0].history
+    sample = json.dumps({"steps": 3.0, "takeovers": 1.0})
+    for name, count, step in (("hour", 30, 5), ("day", 100, 60)):
+        key = f"{history}:{name}"
+        ids = [f"{(4_000_000_000 + number * step) * 1_000}-0" for number in range(count)]  # the server adds none before
+        added = [("XADD", key, entry_id, "v", sample) for entry_id in ids]
+        await server.client.store.connection.call_many([("DEL", key), *added])
+    async with opened(f"{server.url}/#/cluster", key=await server.token("*")) as page:
+        steps = page.get_by_role("img", name="Steps per second")
+        await page.get_by_role("img", name="Takeovers: 30 in all").wait_for()
+        assert await steps.locator(".line").first.evaluate("one => one.getAttribute('points').split(' ').length") == 30
+        await page.get_by_role("button", name="Last day").click()
+        await page.get_by_role("img", name="Takeovers: 100 in all").wait_for()
+        assert await page.get_by_role("button", name="Last day").get_attribute("aria-pressed") == "true"

@@ -48,6 +48,14 @@ def total(self) -> int:
 """
 REQUESTED = "() => performance.getEntriesByType('resource').map((one) => new URL(one.name).host)"
 TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+LEFT_WHILE_SCROLLING = """() => {
+  const list = document.querySelector(".timeline");
+  list.scrollTop -= 500;
+  location.hash = "#/";
+  dispatchEvent(new Event("hashchange"));
+  list.dispatchEvent(new Event("scroll"));
+}"""
+"""The scroll is reported after the list has gone, as in the frame that follows."""
 FIRST_SHOWN = "Math.min(...[...document.querySelectorAll('.item[data-first]')].map((one) => Number(one.dataset.first)))"
 
 
@@ -204,6 +212,16 @@ async def test_tail_is_followed_until_the_reader_scrolls_away(server: Served) ->
         await page.get_by_text("News at the end").wait_for()
 
 
+async def test_list_that_is_left_while_it_scrolls_fails_nothing(server: Served) -> None:
+    cid = await server.client.submit("Run", title="Left")
+    await append(server, cid, [state("running"), *(says(f"Thought {number}") for number in range(100))])
+    async with opened(f"{server.url}/#/c/{cid}", key=await server.token("*")) as page:
+        await page.get_by_text("Thought 99", exact=True).wait_for()
+        await page.evaluate(LEFT_WHILE_SCROLLING)
+        await page.get_by_role("heading", name="Conversations").wait_for()
+        await page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 async def test_few_cards_exist_of_a_long_conversation(server: Served) -> None:
     cid = await server.client.submit("Long", title="Long")
     for batch in range(4):
@@ -356,3 +374,48 @@ async def test_timeline_and_usage_show_model_calls_and_tools(server: Served) -> 
             "acme/large", "2", "3,000", "0 %", "100", "2.5 s", "$0.5000",
         ]  # fmt: skip
         await page.locator(".uplot canvas").first.wait_for()
+
+
+async def test_timeline_shows_takeovers_and_cards_the_state_then(server: Served) -> None:
+    store = server.client.store
+    cid = await server.client.submit("Run", title="Taken over")
+    last = await server.client.log.load_last_id(cid)
+    await append(server, cid, [state("running"), says("First"), command("make"), output(last + 3), says("Second")])
+    at = int((await server.client.events(cid))[-1].timestamp.timestamp() * 1_000) + 1
+    fields = ("c", cid, "from", "controller-0<b>", "to", "controller-1", "at", str(at))
+    await store.connection.call("XADD", (await store.locate(cid)).shard.takeovers, "*", *fields)
+    async with opened(f"{server.url}/#/c/{cid}", key=await server.token("*")) as page:
+        first = page.locator(".item.step").first
+        await first.get_by_text("State then").click()
+        facts = first.locator(".state-at")
+        await facts.get_by_text("$0.2500").wait_for()
+        assert await facts.locator("dt", has_text="Steps").evaluate("one => one.nextElementSibling.textContent") == "1"
+        second = page.locator(".item.step").last
+        await second.get_by_text("Prompt", exact=True).click()
+        prompt = second.locator(".prompt-at")
+        await prompt.get_by_text("Run", exact=True).wait_for()
+        assert set(await prompt.locator("li > strong").all_inner_texts()) == {"user", "assistant"}
+        await page.get_by_role("tab", name="Timeline").click()
+        await page.get_by_role("img", name="from controller-0<b>, which had died: now controller-1").wait_for()
+        await page.get_by_text("Takeovers 1", exact=True).wait_for()
+
+
+async def test_button_to_the_end_covers_no_button_of_a_card(server: Served) -> None:
+    cid = await server.client.submit("Run", title="Covered")
+    await append(server, cid, [state("running"), *(says(f"Thought {number}") for number in range(100))])
+    for width in (1280, NARROW):
+        async with opened(f"{server.url}/#/c/{cid}", width=width, key=await server.token("*")) as page:
+            await page.get_by_text("Thought 99", exact=True).wait_for()
+            await page.keyboard.press("g")
+            end = page.get_by_role("button", name="To the end")
+            await end.wait_for()
+            covering = await end.bounding_box()
+            list_box = await page.locator(".timeline").bounding_box()
+            assert covering is not None
+            assert list_box is not None
+            for part in await page.locator(".item footer :is(button, summary)").all():
+                box = await part.bounding_box()
+                assert box is not None
+                apart = box["x"] >= covering["x"] + covering["width"] or box["x"] + box["width"] <= covering["x"]
+                apart |= covering["y"] >= list_box["y"] + list_box["height"]
+                assert apart, width

@@ -1,4 +1,4 @@
-"""Each role starts by its own command, from nothing; most tests fork their workers, see `tests.forked_workers`.
+"""Each role starts by its own command, from nothing; most tests fork their workers, see `tests.forked_programs`.
 
 A controller worker loads the library of its default model before the first conversation needs it."""
 

@@ -27,7 +27,7 @@ from controller_worker.core.state import State, parse_snapshot
 from deckhands.client.client import Client
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from tests.clusters import Cluster
-from tests.forked_workers import ForkedWorker
+from tests.forked_programs import ForkedProgram
 from tests.polling import unhurried, until
 from tests.served_stores import close_workspaces
 from tests.stores import server_program
@@ -36,7 +36,7 @@ from tests.turns import bash, finish, script
 STORE = os.environ.get("STORE", "server")
 """Where the conversations of fault tests are: `server`, or `cluster` for three primaries with a replica each."""
 SHARDS = 8
-Worker = subprocess.Popen[bytes] | ForkedWorker
+Worker = subprocess.Popen[bytes] | ForkedProgram
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -304,8 +304,8 @@ class FaultCluster:
         }
         path = self.root / f"{name}.log"
         worker: Worker
-        if self.started_by:
-            with path.open("ab") as log:
+        with path.open("ab") as log:
+            if self.started_by:
                 worker = subprocess.Popen(
                     [*self.started_by, sys.executable, "-m", module],
                     env=env | environment,
@@ -314,8 +314,8 @@ class FaultCluster:
                     stderr=log,
                     start_new_session=True,
                 )
-        else:
-            worker = ForkedWorker(module, env | environment, path)
+            else:
+                worker = ForkedProgram(module, environment=env | environment, output=log.fileno())
         self.workers[name] = worker
         return worker
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
+from broker.contract.events import AgentSpec, AgentState, DelegateEnded, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
-from broker.log.delegates import make_delegate_id
 from broker.log.status import fold_status
+from broker.runtime.ids import make_delegate_id
 from tests.faults.harness import FaultCluster, steps
 from tests.turns import bash, call, finish
 

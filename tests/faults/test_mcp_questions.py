@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -201,28 +201,28 @@ async def test_other_answer_ends_the_call(cluster: FaultCluster, remote: TaskSer
     await check_log(cluster, cid)
 
 
-@pytest.mark.parametrize(
-    ("questions", "words"),
-    [
-        ({"q": {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}}}, "did not complete"),
-        ({f"q{n}": question() for n in range(11)}, "asks 11 questions"),
-        ({"q": question("x" * 9_000)}, "more than 8000 characters"),
-        (visit("file:///x"), "https"),
-        (visit("https://bank.test@evil.test/x"), "user's name"),
-        (visit("https://evil.test\\.bank.test/x"), "unusual characters"),
-        (visit("https://b\u0430nk.test/x"), "unusual characters"),
-        ({"q": question(), "r": question()}, "field of the same name"),
-    ],
+BEYOND_BOUNDS: Sequence[tuple[dict[str, Any], str]] = (
+    ({"q": {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}}}, "did not complete"),
+    ({f"q{n}": question() for n in range(11)}, "asks 11 questions"),
+    ({"q": question("x" * 9_000)}, "more than 8000 characters"),
+    (visit("file:///x"), "https"),
+    (visit("https://bank.test@evil.test/x"), "user's name"),
+    (visit("https://evil.test\\.bank.test/x"), "unusual characters"),
+    (visit("https://b\u0430nk.test/x"), "unusual characters"),
+    ({"q": question(), "r": question()}, "field of the same name"),
 )
-async def test_what_a_server_may_ask_is_bounded(
-    cluster: FaultCluster, remote: TaskServer, questions: dict[str, Any], words: str
-) -> None:
-    remote.questions = questions
-    cid = await ask(cluster, remote, "ask")
-    await cluster.settle([cid])
-    (answer,) = await cluster.answers(cid, "action.call_tool_mcp")
-    assert words in answer.content
-    assert (await cluster.client.row(cid)).state == "finished"
+
+
+async def test_what_a_server_may_ask_is_bounded(cluster: FaultCluster, remote: TaskServer) -> None:
+    cluster.start(**settings(cluster, remote))
+    for questions, words in BEYOND_BOUNDS:
+        remote.questions = questions
+        (cid,) = await cluster.submit([call("ask", name="one"), finish()], tools=["remote/*"])
+        await cluster.settle([cid])
+        (answer,) = await cluster.answers(cid, "action.call_tool_mcp")
+        assert words in answer.content, questions
+        assert (await cluster.client.row(cid)).state == "finished", questions
+    assert remote.responses == []
 
 
 async def test_model_cannot_answer_for_the_person(cluster: FaultCluster, remote: TaskServer) -> None:

@@ -21,8 +21,7 @@ from broker.contract.observations import ErrorObservation
 from broker.coordination.membership import list_members
 from broker.tools.custom_tools import ToolContext
 from controller_worker.loop.conversation_loop import STOP_SECONDS as CALL_STOP_SECONDS
-from deckhands.client.reasons.history import fold_history
-from deckhands.client.reasons.stops import Stopped
+from deckhands.client.reasons.history import Stopped, fold_history
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.test_mcp import offering, program
 from tests.polling import unhurried, until

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.coordination.action_streams import WorkspaceOrders
 from deckhands import Client
 from deckhands.cli.main import call
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from deckhands.evaluation.attempts.results import Results
 from tests.conversation_hands import hands  # noqa: F401  (a fixture)
+from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.ingress_parts import Producer, producing
 from tests.integration.command_line import CommandLine, environment
 from tests.integration.workspace_hosts import Terminal, opened

@@ -21,19 +21,19 @@ from broker.contract.events import Parent
 from broker.contract.fencing import Ownership
 from broker.contract.specs import Tenancy
 from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.stored_files import StoredFiles
+from broker.coordination.transfers import StoredFiles
 from broker.limits.ledger import Ledger, list_accounts
 from broker.log.invariants import find_violations
 from broker.runtime.errors import UnknownConversation, UsageError
 from deckhands.client.archive.archive import Archive
 from deckhands.client.archive.archived_file import Manifest
-from deckhands.client.archive.errors import ArchiveUnavailable
 from deckhands.client.archive.retention import Retention
+from deckhands.client.archive.storage import ArchiveUnavailable
 from deckhands.client.client import Client
 from deckhands.client.deleting import QUESTION_LABELS, delete_left_questions
 from deckhands.client.errors import IsArchived, IsBeingDeleted
-from deckhands.client.reading.spending import compute_spending
-from deckhands.operations.jobs.orphans import remove_orphans, sweep_store
+from deckhands.client.reading.metrics import compute_spending
+from deckhands.operations.jobs.cleanup import remove_orphans, sweep_store
 from deckhands.operations.jobs.retiring import _RetirementRun
 from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, services
 from tests.faults.harness import FaultCluster, steps

@@ -22,7 +22,7 @@ from broker.contract.events import (
     ModelSwitched,
     Tenancy,
 )
-from broker.coordination.figures import read_figures
+from broker.coordination.membership import read_figures
 from broker.limits.governor import CallGranted, CallOutcome, CallQueued
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaPool, QuotaTable
@@ -30,7 +30,7 @@ from broker.runtime.clock import SystemClock
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.model.models import Models
 from deckhands.client.forking import build_fork
-from deckhands.client.reading.spending import compute_spending
+from deckhands.client.reading.metrics import compute_spending
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 

@@ -178,7 +178,7 @@ async def test_a_workspace_that_takes_too_long_is_described(repositories, worksp
     with pytest.raises(WorkspaceTooLarge) as failed:
         await Changes(repositories, limit_seconds=0.0).compare(workspace, None, limit_bytes=MIB)
     assert failed.value.message == (
-        "The workspace has 1 entries with 4 bytes, which is too much to compare it with its beginning: not done "
+        "The workspace has 1 entries with 4 bytes, too many to compare with its original state: not done "
         "within 0 seconds."
     )
     assert "deckhands cp" in failed.value.remedy

@@ -30,7 +30,7 @@ from broker.store.store import Store
 from deckhands.client.client import Client
 from deckhands.client.forking import build_fork
 from deckhands.client.transfers.files import WorkspaceFiles
-from deckhands.operations.jobs.checkpoints import CheckpointsNotRemoved, remove_checkpoints
+from deckhands.operations.jobs.cleanup import CheckpointsNotRemoved, remove_checkpoints
 from deckhands.operations.jobs.job import JobServices
 from tests.archive_parts import begin_ended, retired
 from tests.integration.workspace_hosts import opened

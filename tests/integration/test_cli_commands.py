@@ -389,7 +389,7 @@ def test_invalid_changes_are_refused(command: CommandLine) -> None:
         (("recover", cid, "away"), "'away' is not one of"),
         (("run", "-t", "x", "--recover", "wait"), "--recover needs a run to resume."),
         (("run", "--resume", cid, "-t", "x", "--recover", "wait"), "cannot be combined"),
-        (("set", cid), "Nothing is to be changed."),
+        (("set", cid), "The request names no setting to change."),
         (("set", cid, "-i", "0"), "-i"),
         (("set", cid, "--confirm", "a b"), "The confirmation policy 'a b' cannot be used."),
         (("set", cid, "--analyzer", "a b"), "There is no risk analyzer named 'a b'."),

@@ -13,8 +13,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.contract.events import ConversationCreated
 from broker.contract.specs import Tenancy
-from broker.coordination.figures import FIELD, MAX_LABELS, MAX_TEXT_CHARS, OTHER, Figures, read_figures
-from broker.coordination.membership import BEATS_PER_FACTS, Membership
+from broker.coordination.membership import (
+    BEATS_PER_FACTS,
+    FIELD,
+    MAX_LABELS,
+    MAX_TEXT_CHARS,
+    OTHER,
+    Figures,
+    Membership,
+    read_figures,
+)
 from broker.limits.tenants import TenantRule, TenantTable, publish_tenants
 from broker.log.event_log import EventLog
 from broker.runtime.errors import AdmissionRefused

@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, LLMSpec
+from broker.contract.events import AgentSpec, AgentState, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.delegates import make_delegate_id
 from broker.log.event_log import EventLog
 from broker.log.live_text import LiveText
+from broker.runtime.ids import make_delegate_id
 from broker.secrets.masking import MASK, find_forms
 from broker.secrets.secrets import Secrets
 from controller_worker.core.controller import fold

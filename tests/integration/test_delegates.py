@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import AgentState
 from broker.contract.delegate_control import DelegatesObservation, ManageDelegatesAction
 from broker.contract.events import (
     AgentSpec,
+    AgentState,
     ConversationCreated,
     DelegateEnded,
     Event,
@@ -38,10 +38,10 @@ from broker.contract.recall import RecallObservation
 from broker.contract.skills import FILE_MARK
 from broker.contract.workspace_events import SurveyAction
 from broker.log.conversations import Conversations
-from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
 from broker.log.lost_tails import record_gap
 from broker.runtime.errors import EventsLost
+from broker.runtime.ids import make_delegate_id
 from controller_worker.core.controller import apply, fold
 from controller_worker.core.effects import NotifyDelegates
 from controller_worker.core.state import State
@@ -388,7 +388,7 @@ async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands
     loop = await hands.go()
     await until_finished(loop)
     (answer,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
-    assert "the store has lost the events that began it" in answer.content
+    assert "the store has lost the events that created it" in answer.content
 
 
 async def test_lost_order_does_not_block_another_with_its_number(hands: Hands) -> None:

@@ -13,9 +13,8 @@ from broker.contract.specs import Tenancy
 from broker.runtime.errors import CorruptEntry, DataLocked
 from broker.store.encryption import Cipher, MasterKeys
 from broker.store.store import open_store
-from deckhands.client.archive.archive import Archive
-from deckhands.client.archive.catalog import describe_all
-from deckhands.client.archive.encrypted_members import PLAIN_BYTES, decrypt_pieces, encrypt_pieces
+from deckhands.client.archive.archive import Archive, describe_all
+from deckhands.client.archive.archived_file import PLAIN_BYTES, decrypt_pieces, encrypt_pieces
 from deckhands.client.client import Client
 from tests.archive_parts import LONG_TEXT, begin_ended, retired
 from tests.stores import RealServer, emptied

@@ -16,12 +16,11 @@ from broker.runtime.clock import SystemClock
 from broker.runtime.settings import BrokerSettings
 from broker.store.encryption import MasterKeys
 from broker.store.store import Store, open_store
-from deckhands.operations.jobs.checkpoints import remove_checkpoints
+from deckhands.operations.jobs.cleanup import remove_checkpoints
 from deckhands.operations.jobs.job import JobServices
 from tests.stores import RealServer, emptied
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable
-from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
-from tool_worker.workspace.checkpoints.ciphers import StoreCiphers
+from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles, StoreCiphers
 from tool_worker.workspace.checkpoints.removal import CheckpointRemoval
 
 KEYS = f"one:{base64.b64encode(bytes(range(32))).decode()}"

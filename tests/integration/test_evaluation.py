@@ -15,8 +15,7 @@ from broker.runtime.errors import UsageError
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.plan import LABEL, EvaluationPlan
 from deckhands.evaluation.attempts.results import AttemptRow, Results, read_results
-from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
-from deckhands.evaluation.datasets.file_trees import TreeFile, to_tree
+from deckhands.evaluation.datasets.file_trees import COMMAND, TreeFile, build_test_check, to_tree
 from deckhands.evaluation.datasets.harbor import harbor_instance
 from deckhands.evaluation.datasets.instances import SETUP_FAILED, Instance, ScorerFailed
 from deckhands.evaluation.directory import write_report

@@ -15,7 +15,7 @@ import pytest
 from broker.runtime.clock import SystemClock
 from controller_worker.providers.anthropic_backend import AnthropicLLM, SdkTransport
 from controller_worker.providers.config import CUSTOM_HEADERS, LLMConfig
-from controller_worker.providers.wires.environment_proxy import find_environment_proxy
+from controller_worker.providers.wires.egress import find_environment_proxy
 from controller_worker.providers.wires.event_stream import REPLY_LIMIT_BYTES, read_whole_reply
 from controller_worker.providers.wires.http_transport import (
     AnswerRefused,

@@ -16,8 +16,8 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from broker.contract.actions import AgentDelegateAction
-from broker.log.delegates import make_delegate_id
 from broker.runtime.clock import to_millis
+from broker.runtime.ids import make_delegate_id
 from deckhands.ingress.callers import CALLER_TTL
 from deckhands.ingress.commands import TAKES
 from deckhands.ingress.context import derive_task_conversation_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from redis import Redis
@@ -20,18 +20,11 @@ from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from deckhands.operations.jobs.job import LOCK_MS, hold_lock
 from deckhands.operations.jobs.table import JOBS
 from tests.archive_parts import begin_ended
-from tests.faults.harness import FaultCluster
 from tests.ingress_parts import Producer, saying
 from tests.polling import until
 
 LIMIT_SECONDS = 60.0
 LOCK = f"{BEAT_KEYS}:lock"
-
-
-@pytest.fixture
-async def cluster(tmp_path) -> AsyncIterator[FaultCluster]:
-    async with FaultCluster(tmp_path).running() as running:
-        yield running
 
 
 @pytest.fixture

@@ -9,15 +9,14 @@ from typing import Literal
 import pytest
 
 from broker.contract import codec
-from broker.contract.agent_state import AgentState
 from broker.contract.codec import UnknownEvent
-from broker.contract.events import AgentSpec, Event
+from broker.contract.events import AgentSpec, AgentState, Event
 from broker.contract.specs import PlanSpec
 from broker.coordination.action_streams import ControlDelivery
 from broker.log.conversations import Conversations
-from broker.log.delegates import make_delegate_id
+from broker.log.selection import WaitReason
 from broker.log.status import fold_status
-from broker.log.wait_reasons import WaitReason
+from broker.runtime.ids import make_delegate_id
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, to_snapshot
 from deckhands.client.client import Client

@@ -34,12 +34,6 @@ CREDENTIALS = {"grant": "client_credentials", "client_id": CLIENT_ID, "client_se
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
-    async with FaultCluster(tmp_path).running() as running:
-        yield running
-
-
-@pytest.fixture
 async def remote() -> AsyncIterator[OAuthServer]:
     async with oauth_server() as server:
         yield server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,12 +25,6 @@ START_LIMIT_SECONDS = 1_200
 """How long a worker may take to start and to import a client, on however busy a machine."""
 
 
-@pytest.fixture
-async def workers(tmp_path: Path) -> AsyncIterator[FaultCluster]:
-    async with FaultCluster(tmp_path).running() as running:
-        yield running
-
-
 def start_controller(faults: FaultCluster, server: RunningModelServer, model: str, **settings: str) -> None:
     """Start a controller that asks the server, at the address where the client of the model looks."""
     url = server.url if model.startswith("claude") else f"{server.url}/v1"
@@ -46,7 +40,7 @@ def start_controller(faults: FaultCluster, server: RunningModelServer, model: st
     ],
 )
 async def test_after_an_empty_reply_the_temperature_is_one(
-    workers: FaultCluster,
+    cluster: FaultCluster,
     model_server: Callable[..., RunningModelServer],
     tmp_path: Path,
     model: str,
@@ -57,11 +51,11 @@ async def test_after_an_empty_reply_the_temperature_is_one(
     script.write_text(json.dumps({"turns": [THINK, {"text": "Done."}]}))
     server = model_server("--script", str(script))
     chosen = {} if configured is None else {"LLM_TEMPERATURE": configured}
-    start_controller(workers, server, model, LLM_RETRY_MULTIPLIER="0.1", LLM_RETRY_MIN_WAIT="0.1", **chosen)
+    start_controller(cluster, server, model, LLM_RETRY_MULTIPLIER="0.1", LLM_RETRY_MIN_WAIT="0.1", **chosen)
     server.plan({"kind": "empty_choices", "times": 2}, {"kind": "unavailable", "turn": 1})
-    cid = await workers.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
-    await workers.settle([cid])
-    failures = [event.code for event in await workers.client.events(cid) if isinstance(event, ModelCallFailed)]
+    cid = await cluster.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
+    await cluster.settle([cid])
+    failures = [event.code for event in await cluster.client.events(cid) if isinstance(event, ModelCallFailed)]
     assert failures == ["no_response", "no_response", "service_unavailable"]
     assert [request["body"].get("temperature") for request in server.requests()] == sent
 
@@ -70,14 +64,14 @@ async def test_after_an_empty_reply_the_temperature_is_one(
 @pytest.mark.parametrize("kind", [pytest.param("hang", marks=pytest.mark.soak), "hang_body"])
 @pytest.mark.parametrize(("model", "backend"), BACKENDS)
 async def test_a_stop_closes_the_connection(
-    workers: FaultCluster, model_server: Callable[..., RunningModelServer], model: str, backend: str, kind: str
+    cluster: FaultCluster, model_server: Callable[..., RunningModelServer], model: str, backend: str, kind: str
 ) -> None:
     server = model_server("--builtin", "bash:3")
-    start_controller(workers, server, model, LLM_BACKEND=backend)
+    start_controller(cluster, server, model, LLM_BACKEND=backend)
     server.plan({"kind": kind})
-    cid = await workers.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
+    cid = await cluster.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
     await asyncio.to_thread(server.wait, in_flight=1)
-    summary = await workers.client.cancel(cid, wait_seconds=100.0)
+    summary = await cluster.client.cancel(cid, wait_seconds=100.0)
     await asyncio.to_thread(server.wait, disconnected=1)  # by itself the server would never stop
     assert summary.state == "stopped"
     assert server.counts()["received"] == 1
@@ -85,18 +79,18 @@ async def test_a_stop_closes_the_connection(
 
 @pytest.mark.parametrize(("model", "backend"), BACKENDS)
 async def test_a_prompt_that_does_not_fit_is_condensed(
-    workers: FaultCluster, model_server: Callable[..., RunningModelServer], tmp_path: Path, model: str, backend: str
+    cluster: FaultCluster, model_server: Callable[..., RunningModelServer], tmp_path: Path, model: str, backend: str
 ) -> None:
     of_our_own = "The input (61709 tokens) is longer than the model's context length (40960 tokens)."
     script = tmp_path / "turns.json"
     script.write_text(json.dumps({"turns": [THINK] * 5 + [{"text": "Done."}] * 2}))
     server = model_server("--script", str(script))
-    start_controller(workers, server, model, LLM_BACKEND=backend)
+    start_controller(cluster, server, model, LLM_BACKEND=backend)
     server.plan({"kind": "context_overflow", "turn": 4, "text": of_our_own if backend == "openai" else None})
     agent = AgentSpec(llm=LLMSpec(model=model), enable_stuck_detection=False)
-    cid = await workers.client.submit("Begin.", agent=agent)
-    await workers.settle([cid])
-    kinds = [event.kind for event in await workers.client.events(cid)]
+    cid = await cluster.client.submit("Begin.", agent=agent)
+    await cluster.settle([cid])
+    kinds = [event.kind for event in await cluster.client.events(cid)]
     failed = kinds.index("model.failed")
     assert kinds[failed + 1 : failed + 4] == ["action.condensation_request", "action.condensation", "model.reply"]
     lengths = [len(request["body"]["messages"]) for request in server.requests()]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller_worker.providers.wires.egress_guard import EgressGuard, install_guard
+from controller_worker.providers.wires.egress import EgressGuard, install_guard
 
 NAME = "rebound.example.com"
 PUBLIC = "93.184.216.34"

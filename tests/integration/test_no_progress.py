@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from broker.contract.observations import LoopDetectionObservation
 from broker.contract.policies import LoopPolicy
@@ -53,12 +50,6 @@ def test_digest_of_a_repository_ignores_what_git_ignores(tmp_path: Path) -> None
     assert digest(tmp_path) == changed
     (tmp_path / "inside").mkdir()
     assert digest(tmp_path) == changed
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
-    async with FaultCluster(tmp_path).running() as running:
-        yield running
 
 
 def bash(command: str) -> dict[str, Any]:

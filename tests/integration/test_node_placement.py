@@ -14,7 +14,7 @@ from broker.contract.specs import WorkspaceNeeds, WorkspaceSpec
 from broker.coordination.membership import ClusterMember, list_members
 from broker.coordination.placement import NotServed
 from tests.faults.harness import FaultCluster, steps
-from tool_worker.workspace.node_identity import find_worker_elsewhere, read_or_create_identity
+from tool_worker.workspace.bindings import find_worker_elsewhere, read_or_create_identity
 from tool_worker.workspace.workspaces import Workspaces
 
 GIB = 2**30

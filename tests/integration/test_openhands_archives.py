@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from broker.contract.events import ConversationCreated, Event
 from broker.contract.specs import Tenancy
 from deckhands.client.client import Client
-from deckhands.client.holding import is_hold
+from deckhands.client.starting import is_hold
 from deckhands.interop import from_uuid, to_uuid
 from deckhands.server.auth.api_keys import ApiKeys
 from deckhands.server.openhands import running

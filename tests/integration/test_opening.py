@@ -20,7 +20,7 @@ import pytest
 from broker.contract.allowed_hosts import parse_host_rules
 from broker.contract.events import ConversationCreated
 from broker.contract.workspace_sources import GitSource, UploadedSource, parse_git_source
-from broker.coordination.stored_files import PIECE_BYTES, StoredFiles, make_content_name
+from broker.coordination.transfers import PIECE_BYTES, StoredFiles, make_content_name
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.secrets.secrets import Secrets, SecretsLocked
@@ -32,7 +32,7 @@ from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.files.file_tree import TreeLimits
 from tool_worker.workspace.files.staging import remove_staging
 from tool_worker.workspace.launch.egress_gate import EgressGate
-from tool_worker.workspace.opening.repository_roots import RepositoryRoots
+from tool_worker.workspace.opening.repositories import RepositoryRoots
 from tool_worker.workspace.opening.workspace_opener import OpenResult, WorkspaceOpener
 
 CID = "conversation"

@@ -10,8 +10,8 @@ import pytest
 from broker.runtime.clock import to_millis
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store, open_store
+from deckhands.operations.jobs.cleanup import trim_operations
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.operations_record import trim_operations
 from deckhands.server.auth.operations import Operations
 from tests.stores import RealServer, emptied
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, ModelReply
+from broker.contract.events import AgentSpec, AgentState, DelegateEnded, Limits, LLMSpec, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.contract.specs import CriticSpec, GoalSpec
-from broker.log.delegates import make_delegate_id
 from broker.log.status import fold_status
 from broker.runtime.clock import SystemClock
+from broker.runtime.ids import make_delegate_id
 from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import CallModel
 from controller_worker.loop.services import Services

@@ -17,8 +17,8 @@ from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger, list_accounts
 from broker.limits.quotas import QuotaTable
 from broker.log.append_call import Appended
-from broker.log.delegates import make_delegate_id
 from broker.log.event_log import EventLog
+from broker.runtime.ids import make_delegate_id
 from broker.store.store import Store
 from deckhands.client.client import Client
 from deckhands.client.reasons.link import Cause, Link, Why

@@ -69,6 +69,14 @@ async def test_recorded_tokens_are_those_of_the_engine(rollouts: Rollouts, api: 
     ), "the tokenizer is not ambiguous"
 
 
+@pytest.mark.parametrize("api", APIS)
+async def test_requests_name_their_conversation_in_the_header(rollouts: Rollouts, api: str) -> None:
+    rollouts.start(api, LLM_SESSION_HEADER="X-Session-ID")
+    found = [await run(rollouts, rollout=is_rollout) for is_rollout in (True, True, False)]
+    sessions = [row["session"] for row in rollouts.engine.truth]
+    assert sessions == [one.conversation_id for one in found for _ in range(4)]
+
+
 async def test_a_break_is_an_event_that_names_its_reply(rollouts: Rollouts) -> None:
     rollouts.start("chat")
     trajectory = await run(rollouts, rollout=True)

@@ -14,8 +14,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from controller_worker.loop.sdk.endpoint import Endpoint
-from controller_worker.loop.sdk.reply_stream import PREFIX
+from controller_worker.loop.sdk.endpoint import PREFIX, Endpoint
 
 TOKEN = "the-token"
 HEADERS = {"x-api-key": TOKEN}

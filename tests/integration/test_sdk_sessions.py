@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentFinishAction, CmdRunAction, SystemMessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, Event, Limits, LLMSpec, ModelCallFailed, ModelReply
+from broker.contract.events import AgentSpec, AgentState, Event, Limits, LLMSpec, ModelCallFailed, ModelReply
 from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentDelegateObservation
 from broker.contract.specs import SdkSpec
-from broker.log.delegates import make_delegate_id
+from broker.runtime.ids import make_delegate_id
 from controller_worker.core.concerns.limits import count_steps
 from controller_worker.core.concerns.setup import apply_agent_change
 from controller_worker.loop.conversation_loop import ConversationLoop

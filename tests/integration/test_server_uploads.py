@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from broker.contract.actions import MessageAction
 from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, PIECE_BYTES, StoredFiles
+from broker.coordination.transfers import MAX_STORED_FILE_BYTES, PIECE_BYTES, StoredFiles
 from broker.runtime.errors import CorruptEntry
 from deckhands.client.tasks.inputs import to_conversation_id
 from deckhands.server.auth.uploads import KEPT_SECONDS, MAX_WAITING

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.contract.events import ConversationCreated, Event, Tenancy
-from broker.log.export import parse_exported_event
+from broker.log.entries import parse_exported_event
 from broker.runtime.errors import UnknownConversation, UsageError
 from broker.store.store import Store
 from deckhands.client.client import Client

@@ -39,8 +39,7 @@ from tool_worker.worker.executor import Executor
 from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.reaper import Reaper
 from tool_worker.workspace.files.file_tree import TreeLimits
-from tool_worker.workspace.launch.binding import Binding
-from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import Binding, HostFolder
 from tool_worker.workspace.launch.host_launch import wait_until_dead
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.node_capacity import NodeCapacity

@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.forked_programs import ForkedProgram
+
 STOP_LIMIT_SECONDS = 60.0
 CONTROL_LIMIT_SECONDS = 610.0
 
@@ -23,15 +21,13 @@ class RunningModelServer:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.model_server", *arguments],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        port = self._process.stdout.readline().strip()
+        reader, writer = os.pipe()
+        self._output = os.fdopen(reader)
+        with os.fdopen(writer, "w") as output:
+            self._process = ForkedProgram(
+                "tests.model_server", *arguments, environment=os.environ, output=output.fileno(), errors=2
+            )
+        port = self._output.readline().strip()
         if not port:
             raise RuntimeError(f"the model server ended with exit code {self._process.wait(STOP_LIMIT_SECONDS)}")
         self.pid = self._process.pid
@@ -74,8 +70,7 @@ class RunningModelServer:
         finally:
             self._process.kill()
             self._process.wait(STOP_LIMIT_SECONDS)
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+            self._output.close()
 
     def _control(self, method: str, path: str, body: Any = None) -> Any:
         request = urllib.request.Request(

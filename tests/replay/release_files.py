@@ -15,7 +15,7 @@ import msgpack
 
 from broker.contract import codec
 from broker.contract.events import Event
-from broker.log.export import parse_lines
+from broker.log.entries import parse_lines
 from broker.store.encryption import Cipher
 from controller_worker.core.commit import to_index_fields
 from controller_worker.core.controller import fold

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
+    AgentState,
     ConversationCreated,
     DelegateEnded,
     Event,
@@ -20,7 +20,7 @@ from broker.contract.events import (
     with_id,
 )
 from broker.contract.observations import AgentStateChangedObservation, SuccessObservation
-from broker.log.export import parse_lines, render_event_line
+from broker.log.entries import parse_lines, render_event_line
 from broker.runtime.errors import CorruptEntry, UsageError
 from controller_worker.core.announcement import end_in_error, to_answer
 from controller_worker.core.concerns.delegation import STARTED

@@ -14,7 +14,7 @@ import pytest
 
 from broker.contract.events import ConversationCreated
 from broker.contract.workspace_sources import GitSource
-from broker.coordination.stored_files import StoredFiles
+from broker.coordination.transfers import StoredFiles
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tool_worker.errors import SourceUnusable, WorkspaceError
@@ -128,7 +128,7 @@ async def test_no_repository_of_this_machine_unless_its_operator_names_it(
     ],
 )
 async def test_below_the_operators_roots_no_path_leads_out(node: Node, tmp_path: Path, end: str) -> None:
-    from tool_worker.workspace.opening.repository_roots import RepositoryRoots
+    from tool_worker.workspace.opening.repositories import RepositoryRoots
 
     outside, root = repository(tmp_path / "outside"), tmp_path / "root"
     repository(root / "repo")
@@ -142,14 +142,14 @@ async def test_below_the_operators_roots_no_path_leads_out(node: Node, tmp_path:
 
 
 async def test_the_nodes_own_directory_is_no_root(node: Node, tmp_path: Path) -> None:
-    from tool_worker.workspace.opening.repository_roots import RepositoryRoots
+    from tool_worker.workspace.opening.repositories import RepositoryRoots
 
     url = f"file://{repository(node.root / 'other' / 'workspace')}"
     assert "the workspaces of this node" in await node.refusal(url, roots=RepositoryRoots((tmp_path,)))
 
 
 async def test_a_host_in_the_address_of_a_file_is_refused(node: Node, tmp_path: Path) -> None:
-    from tool_worker.workspace.opening.repository_roots import RepositoryRoots
+    from tool_worker.workspace.opening.repositories import RepositoryRoots
 
     path = repository(tmp_path / "root")
     said = await node.refusal(f"file://localhost{path}", roots=RepositoryRoots((tmp_path,)))

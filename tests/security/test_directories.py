@@ -22,8 +22,8 @@ from tests.security.directory_world import IS_ROOT, World, mounted, world
 from tool_worker.errors import WorkspaceRefused
 from tool_worker.sandbox.sandbox import find_interpreter
 from tool_worker.settings import load_tool_settings
+from tool_worker.workspace.bindings import read_or_create_identity
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.node_identity import read_or_create_identity
 from tool_worker.workspace.workspaces import Workspaces
 
 BOUND = "bound, and nothing is reached"

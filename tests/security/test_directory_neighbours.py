@@ -23,8 +23,7 @@ from tool_worker.errors import WorkspaceRefused
 from tool_worker.settings import load_tool_settings
 from tool_worker.worker.executor import Executor
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.launch.binding import Binding
-from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import Binding, HostFolder
 
 ANOTHERS = "a conversation of another tenant works in it, in one inside it, or in one around it"
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
 from deckhands.evaluation.datasets.dataset import read_dataset
-from deckhands.evaluation.datasets.file_trees import TreeFile, read_tree, to_tree
+from deckhands.evaluation.datasets.file_trees import COMMAND, TreeFile, build_test_check, read_tree, to_tree
 from deckhands.evaluation.datasets.human_eval import human_eval_instance
 from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.datasets.shipped import DIRECTORY, read_shipped_instance

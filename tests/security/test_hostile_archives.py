@@ -21,8 +21,7 @@ import pytest
 from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.client.archive.archive import Archive
 from deckhands.client.archive.archived_file import MAX_DIRECTORY_BYTES, MAX_EVENTS_BYTES, MAX_MEMBER_BYTES, ArchivedFile
-from deckhands.client.archive.errors import CorruptArchive
-from deckhands.client.archive.storage import ArchiveStorage
+from deckhands.client.archive.storage import ArchiveStorage, CorruptArchive
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended, retired
 from tests.stores import RealServer, emptied

@@ -11,7 +11,7 @@ import pytest
 
 from broker.coordination.membership import Membership
 from broker.coordination.quarantine import Quarantine
-from broker.log.expiry import EXPIRED_CODE, expire
+from broker.log.deletion import EXPIRED_CODE, expire
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.client.tasks.spec import TaskSpec

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from broker.contract.actions import MessageAction
 from broker.contract.condenser_specs import CondenserPipelineSpec, LLMSummarizingCondenserSpec
 from broker.contract.events import AgentSpec, EventSource, LLMSpec, ModelSwitched
-from broker.contract.offered_models import OFFERED_MODELS, ModelNotOffered, find_model_names
+from broker.contract.llm_spec import OFFERED_MODELS, ModelNotOffered, find_model_names
 from broker.contract.policies import LoopPolicy
 from broker.contract.specs import CriticSpec, GoalSpec, PlanSpec, Tenancy
 from broker.coordination.membership import Membership

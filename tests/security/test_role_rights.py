@@ -30,8 +30,8 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.function_library import build_source
 from broker.store.keys import ShardKeys, shard_of
 from broker.store.store import open_store
+from deckhands.operations.jobs.cleanup import trim_operations
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.jobs.operations_record import trim_operations
 from deckhands.server.auth.operations import Operations
 from tests.broker_parts import begin, enter
 from tests.security.hostile_families import Family

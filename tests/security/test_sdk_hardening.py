@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from controller_worker.loop.sdk.launch import can_sandbox
-from controller_worker.loop.sdk.runner import Line, SdkRunner
+from controller_worker.loop.sdk.runner import Line, SdkRunner, can_sandbox
 
 PROBE = """
 import json, os, socket, sys

@@ -18,8 +18,7 @@ from broker.contract.kinds import FAILURES, ToolCallMetadata
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed, NothingToDo
 from broker.coordination.ownership import DispatchOutcome, Owners
-from broker.coordination.waiting_results import settle_results
-from broker.coordination.wakeups import WorkerMailbox
+from broker.coordination.wakeups import WorkerMailbox, settle_results
 from broker.log.append_call import Closed
 from broker.log.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog

@@ -24,7 +24,7 @@ from tool_worker.worker.node.disk_bounds import DiskBounds
 from tool_worker.worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
 from tool_worker.workspace.files.file_tree import TreeLimits
 from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.resource_usage import ResourceUsage, iter_descendants, measure_usage
+from tool_worker.workspace.node_capacity import ResourceUsage, iter_descendants, measure_usage
 from tool_worker.workspace.workspaces import Workspaces
 
 HOLDING = r"""

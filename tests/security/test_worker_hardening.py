@@ -7,7 +7,6 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -34,12 +33,6 @@ for name, look in (("environ", open), ("mem", open), ("fd/0", os.readlink), ("cw
     except PermissionError:
         print("closed", end=" ")
 """
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
-    async with FaultCluster(tmp_path).running() as running:
-        yield running
 
 
 def seen_by_a_program_of_the_same_user(pid: int) -> list[str]:

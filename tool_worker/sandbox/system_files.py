@@ -92,7 +92,10 @@ def make_etc_copy(files: Path, machine: Path) -> Path:
             _fill(draft, machine)
             if _digest(machine) == digest:
                 _put(draft, copy)
-                _remove_all_but(boot, files)
+                for pattern in ("etc-????????-*", ".etc-????????-*"):
+                    for path in files.glob(pattern):
+                        if f"etc-{boot}-" not in path.name:
+                            shutil.rmtree(path, ignore_errors=True)
                 return copy
         except OSError as error:
             first = OSError(error.args[0][0][2]) if isinstance(error, shutil.Error) else error
@@ -110,13 +113,6 @@ def _put(draft: Path, copy: Path) -> None:
     except OSError:
         if not copy.is_dir():  # otherwise another worker was faster
             raise
-
-
-def _remove_all_but(boot: str, files: Path) -> None:
-    for pattern in ("etc-????????-*", ".etc-????????-*"):
-        for path in files.glob(pattern):
-            if f"etc-{boot}-" not in path.name:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _fill(draft: Path, machine: Path) -> None:

@@ -1,6 +1,6 @@
 from .bindings import Bindings as Bindings
 from .checkpoints.checkpoint_store import BASES as BASES, Checkpoints as Checkpoints
-from .checkpoints.ciphers import StoreCiphers as StoreCiphers
+from .checkpoints.checkpoint_store import StoreCiphers as StoreCiphers
 from .checkpoints.checkpointing import Checkpointing as Checkpointing
 from .files.file_tree import FILE as FILE, LINK as LINK, MAX_PATH_BYTES as MAX_PATH_BYTES, SPECIAL_BITS as SPECIAL_BITS
 from .files.file_tree import TreeEntry as TreeEntry, TreeLimits as TreeLimits, iter_entries as iter_entries
@@ -15,15 +15,15 @@ from .launch.host_folder import HostFolder as HostFolder
 from .launch.session_programs import find_session_programs as find_session_programs
 from .named_directories import NamedDirectories as NamedDirectories
 from .node_capacity import NodeCapacity as NodeCapacity, retire as retire
-from .node_identity import check_served_only_here as check_served_only_here
-from .node_identity import read_or_create_identity as read_or_create_identity
+from .bindings import check_served_only_here as check_served_only_here
+from .bindings import read_or_create_identity as read_or_create_identity
 from .open_workspace import OpenWorkspace as OpenWorkspace
 from .opening.changes import Changes as Changes, Patch as Patch
-from .opening.program_egress import make_proxied_command as make_proxied_command, run_proxy as run_proxy
+from .opening.confined_program import make_proxied_command as make_proxied_command, run_proxy as run_proxy
 from .opening.repositories import SandboxedGit as SandboxedGit, choose_git_sandbox as choose_git_sandbox
 from .opening.repositories import require_git as require_git
-from .opening.repository_roots import RepositoryRoots as RepositoryRoots
+from .opening.repositories import RepositoryRoots as RepositoryRoots
 from .opening.workspace_opener import WorkspaceOpener as WorkspaceOpener
-from .resource_usage import ResourceUsage as ResourceUsage, iter_descendants as iter_descendants
-from .resource_usage import measure_usage as measure_usage, read_start_tick as read_start_tick
+from .node_capacity import ResourceUsage as ResourceUsage, iter_descendants as iter_descendants
+from .node_capacity import measure_usage as measure_usage, read_start_tick as read_start_tick
 from .workspaces import Workspaces as Workspaces

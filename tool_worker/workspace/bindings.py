@@ -2,28 +2,35 @@
 
     <root>/.node/naming.lock     held while a workspace is bound to a named directory
 
+A node's name is tied to one directory. A conversation's actions go to its node by name. Two directories
+under one name would give a conversation two workspaces, each with half of the work.
+
 Holds: every opening checks again that the directory may be named. A directory that a conversation of one tenant uses,
 its subdirectories and its parents are not bound to a conversation of another tenant while this node keeps the first
-one's folder.
-Does not: separate conversations of one tenant: delegates and forks share directories.
+one's folder. A directory keeps the identity that its first worker gave it. A worker does not start while its node's
+name is served from another directory.
+Does not: separate conversations of one tenant: delegates and forks share directories; notice workers of one name that
+start at the same moment; the next worker that starts does.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.runtime import is_conversation_id
+from broker.coordination import HEARTBEAT_SECONDS, ClusterMember, list_members
+from broker.runtime import HEARTBEAT_TTL_SECONDS, UsageError, is_conversation_id, new_key
 from broker.secrets import Mounts
+from broker.store import Store
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.launch.binding import Binding
-from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import Binding, HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.node_identity import FOLDER
 
 _NamedDirectory = tuple[str, str]
 """A directory, and the tenant of the conversation that named it."""
@@ -123,3 +130,50 @@ class Bindings:
             yield
         finally:
             os.close(lock)
+
+
+FOLDER = ".node"
+PATIENCE_SECONDS = 3 * HEARTBEAT_TTL_SECONDS
+"""A killed worker stays visible for a moment, and its successor may have a new disk."""
+
+
+def read_or_create_identity(node_dir: Path) -> str:
+    """Return the identity of a node's directory, creating it if missing; "" if it cannot be written."""
+    kept = node_dir / FOLDER / "identity"
+    try:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mine = kept.with_name(new_key())
+        mine.write_text(mine.name)
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, kept)  # atomic: a whole file, or another worker's
+        mine.unlink()
+        return kept.read_text()
+    except OSError:
+        return ""  # later uses of the directory report the error
+
+
+async def check_served_only_here(store: Store, node: str, identity: str) -> None:
+    """Check that no other worker serves this node from another directory; wait for one that may be dead.
+
+    Raises:
+        UsageError: Another worker does.
+    """
+    waited = 0.0
+    while other := find_worker_elsewhere(await list_members(store), node, identity):
+        if waited >= PATIENCE_SECONDS:
+            raise UsageError(
+                f"The node {node!r} is served from another directory, by {other.worker_id}.",
+                remedy="Give this worker another DECKHANDS_NODE, or the same DECKHANDS_NODE_DIR.",
+            )
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        waited += HEARTBEAT_SECONDS
+
+
+def find_worker_elsewhere(found: Sequence[ClusterMember], node: str, identity: str) -> ClusterMember | None:
+    """Return a live worker that serves the node from a directory with another identity; None if there is none."""
+    for member in found:
+        theirs = member.about.get("directory", "")
+        is_double = member.about.get("node") == node and theirs and identity and theirs != identity
+        if member.role == "tool" and is_double and member.left_seconds > 0:
+            return member
+    return None

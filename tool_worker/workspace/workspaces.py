@@ -20,15 +20,13 @@ from pathlib import Path, PurePosixPath
 
 from broker.contract import WorkspaceSpec
 from broker.runtime import check_conversation_id
-from tool_worker.completion import wait_to_completion
-from tool_worker.errors import HostLost, WorkspaceUnavailable
+from tool_worker.errors import HostLost, WorkspaceUnavailable, wait_to_completion
 from tool_worker.sandbox import AUTO, ContainerSettings, ControlGroups, ResourceLimits, Sandbox
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.launch.binding import MOUNT_AT, Binding
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.launch.host_connection import HostConnection
-from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import MOUNT_AT, Binding, HostFolder
 from tool_worker.workspace.launch.host_launch import (
     end_host,
     interrupt_host,
@@ -324,7 +322,11 @@ class Workspaces:
                 if alive_fd is None:
                     return await self._connect(folder, binding)
                 async with self._starting:
-                    await self._free_capacity()
+                    async with self._freeing_capacity:
+                        if (held := self._capacity.find_shortage()) is not None:
+                            await free_capacity(
+                                (HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held
+                            )
                     await self._start(folder, binding, directory, alive_fd)
                     async with limit_while_starting(partial(self._limit, folder, binding)):
                         return await self._connect(folder, binding)
@@ -371,11 +373,6 @@ class Workspaces:
             self._started.add(started)
         finally:
             os.close(alive_fd)
-
-    async def _free_capacity(self) -> None:
-        async with self._freeing_capacity:
-            if (held := self._capacity.find_shortage()) is not None:
-                await free_capacity((HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held)
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}

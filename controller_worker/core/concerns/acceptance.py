@@ -36,7 +36,7 @@ from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns import long_work
 from controller_worker.core.concerns.limits import find_reached_cost_limit
 from controller_worker.core.effects import Append, CallModel, Effect
-from controller_worker.core.requests import is_user_message
+from controller_worker.core.pending import is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

@@ -40,8 +40,7 @@ from controller_worker.core.concerns.greeting import Greeting
 from controller_worker.core.concerns.model_calls import ModelCalls
 from controller_worker.core.concerns.planning import ProposedPlan
 from controller_worker.core.effects import Append, Effect
-from controller_worker.core.pending import PendingAction, Tools
-from controller_worker.core.requests import is_user_message
+from controller_worker.core.pending import PendingAction, Tools, is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.concerns.delegation import Delegate, ManagingAction

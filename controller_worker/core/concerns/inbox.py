@@ -28,8 +28,8 @@ from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.confirmation import reject_for_message
 from controller_worker.core.concerns.rules import make_rules_recall
 from controller_worker.core.effects import Append, Effect, Recall, Rest
+from controller_worker.core.pending import is_user_message
 from controller_worker.core.recall import recall
-from controller_worker.core.requests import is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

@@ -34,7 +34,7 @@ from controller_worker.core.concerns.confirmation import is_answer
 from controller_worker.core.concerns.loops import find_recovered_state
 from controller_worker.core.concerns.model_calls import is_overflow
 from controller_worker.core.effects import Effect, Rest
-from controller_worker.core.requests import is_user_message
+from controller_worker.core.pending import is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

@@ -38,8 +38,7 @@ from controller_worker.core.concerns.confirmation import reject_for_message
 from controller_worker.core.concerns.progress import find_no_progress
 from controller_worker.core.concerns.tools import is_own_action, trace_action
 from controller_worker.core.effects import Append, Effect
-from controller_worker.core.pending import find_runnable, find_settled
-from controller_worker.core.requests import is_user_message
+from controller_worker.core.pending import find_runnable, find_settled, is_user_message
 from controller_worker.core.stuck_detector import (
     DetectedLoop,
     RecentEvents,

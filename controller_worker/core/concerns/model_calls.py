@@ -4,11 +4,18 @@ A call waits for a time after a failure, or for a quota, a budget or a batch. Th
 the governor, the ledger or the provider ends it. So the core keeps returning the call, and the loop
 (`model.permits.call_permit`) asks for its permit at each wake-up.
 
+The effects of a failed call are the same with and without a watching client. A user sees the error's own `last_error`
+(`controller_worker.providers.errors`): OpenHands' status value if there is one, else `<class>: <text>`.
+
 Holds: a wait for a quota shows as `rate_limited`, which OpenHands has. A wait for a budget or a batch shows as the wait
 reason of a running conversation, because OpenHands has no state for it. No wait is longer than the conversation's own
-time. After `MAX_OVERFLOWS` consecutive prompts that did not fit the model, the conversation ends in an error.
+time. After `MAX_OVERFLOWS` consecutive prompts that did not fit the model, the conversation ends in an error. A failure
+is retried at the time in its event, whatever its code; without a time, the work ends in an error.
+Differs: a condensation counts as no iteration, because it does nothing for the task. The original wraps some errors (an
+unreachable provider) in a RuntimeError before it classifies them, and ends a lasting rate limit in a separate state.
+Here each error has its own code, and a lasting rate limit becomes an error with or without listeners, because an
+unwatched conversation must end too.
 Does not: choose the time of the next attempt; the call's event has it (`providers.retry`).
-Differs: a condensation counts as no iteration, because it does nothing for the task.
 """
 
 from __future__ import annotations
@@ -33,16 +40,43 @@ from broker.contract import (
     handles_requests,
 )
 from broker.log import WaitReason
+from broker.runtime import DeckhandsError
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.acceptance import needs_verdict
 from controller_worker.core.concerns.loops import find_chosen_loop
 from controller_worker.core.effects import Append, CallModel, Effect, Park
-from controller_worker.core.failures import CONTEXT_WINDOW, find_waiting_state
-from controller_worker.core.requests import is_run_request
+from controller_worker.core.pending import is_run_request
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
+
+
+CONTEXT_WINDOW = "context_window"
+"""The code of a prompt that does not fit the model."""
+RATE_LIMIT = "rate_limit"
+"""The code of a rate limited call, the only failure with its own state while it waits."""
+
+
+def find_waiting_state(code: str) -> AgentState:
+    """Return the state shown while a failed call waits for its next attempt."""
+    return AgentState.RATE_LIMITED if code == RATE_LIMIT else AgentState.RUNNING
+
+
+def find_error_code(error: Exception) -> str:
+    """Return the class of an error; `unexpected` if it was not foreseen."""
+    return error.code if isinstance(error, DeckhandsError) else "unexpected"
+
+
+def render_last_error(error: Exception) -> str:
+    """Return an error in OpenHands' form; only its name if it was not foreseen (1.11)."""
+    if isinstance(error, DeckhandsError):
+        return f"{type(error).__name__}: {error}"
+    return (
+        f"RuntimeError: There was an unexpected error while running the agent: {type(error).__name__}. "
+        "You can ask the agent to try again."
+    )
+
 
 QUOTA = WaitReason.RATE_LIMIT.value
 BUDGET = WaitReason.BUDGET.value

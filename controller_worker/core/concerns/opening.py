@@ -28,7 +28,7 @@ from broker.contract import (
 )
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append, AwaitTools, Effect
-from controller_worker.core.requests import is_run_request
+from controller_worker.core.pending import is_run_request
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

@@ -27,8 +27,7 @@ from broker.contract import (
 from broker.runtime import format_count
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, Effect
-from controller_worker.core.pending import find_settled
-from controller_worker.core.requests import is_user_message
+from controller_worker.core.pending import find_settled, is_user_message
 from controller_worker.core.stuck_detector import DetectedLoop, trace_failure
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from broker.contract import (
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import AwaitStart, Effect, Rest
-from controller_worker.core.requests import is_run_request, is_user_message
+from controller_worker.core.pending import is_run_request, is_user_message
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

@@ -30,8 +30,7 @@ from broker.contract import (
 from controller_worker.core.concern import Concern
 from controller_worker.core.concerns import acceptance, long_work, opening, planning, survey
 from controller_worker.core.effects import Append, AwaitTools, CarryOut, Effect
-from controller_worker.core.pending import PendingAction, Tools, find_runnable
-from controller_worker.core.requests import is_user_message
+from controller_worker.core.pending import PendingAction, Tools, find_runnable, is_user_message
 from controller_worker.core.stuck_detector import Trace, trace_event
 
 if TYPE_CHECKING:

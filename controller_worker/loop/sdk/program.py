@@ -23,8 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from controller_worker.loop.sdk.endpoint import Endpoint
-from controller_worker.loop.sdk.reply_stream import PREFIX, SERVER
+from controller_worker.loop.sdk.endpoint import PREFIX, SERVER, Endpoint
 
 MAX_LINE_BYTES = 64 * 2**20
 TOOL_USE = "claudecode/toolUseId"

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from controller_worker.loop.sdk.launch import PROGRAM, can_sandbox
+from controller_worker.loop.sdk.runner import PROGRAM, can_sandbox
 
 DEFAULT_LIMIT = 8
 

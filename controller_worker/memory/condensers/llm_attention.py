@@ -10,10 +10,12 @@ import json
 from functools import partial
 
 from broker.contract import CondensationAction, LLMAttentionCondenserSpec, ModelReply, ToolSpec
-from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forget_events
-from controller_worker.memory.condensers.rolling import (
+from controller_worker.memory.condensers.condenser import (
+    Condensed,
+    Inquiry,
     compute_event_chars,
     compute_target_size,
+    forget_events,
     render_events,
     should_condense,
 )

@@ -5,8 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from broker.contract import CondensationAction, Event, LLMSummarizingCondenserSpec, ModelReply
-from controller_worker.memory.condensers.condenser import Condensed, forget_events
-from controller_worker.memory.condensers.rolling import ask_for_summary, find_previous_summary
+from controller_worker.memory.condensers.condenser import (
+    Condensed,
+    ask_for_summary,
+    find_previous_summary,
+    forget_events,
+)
 from controller_worker.memory.view import View
 
 INSTRUCTIONS = """\

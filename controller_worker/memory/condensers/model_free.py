@@ -27,8 +27,15 @@ from broker.contract import (
     RecentEventsCondenserSpec,
     SystemMessageAction,
 )
-from controller_worker.memory.condensers.condenser import Condensed, Condenser, add_results, forget_events
-from controller_worker.memory.condensers.rolling import compute_target_size, select_forgotten, should_condense
+from controller_worker.memory.condensers.condenser import (
+    Condensed,
+    Condenser,
+    add_results,
+    compute_target_size,
+    forget_events,
+    select_forgotten,
+    should_condense,
+)
 from controller_worker.memory.view import View
 
 MASK = "<MASKED>"

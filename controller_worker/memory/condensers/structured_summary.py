@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from broker.contract import CondensationAction, Event, ModelReply, StructuredSummaryCondenserSpec, ToolSpec
-from controller_worker.memory.condensers.condenser import Condensed, forget_events
-from controller_worker.memory.condensers.rolling import ask_for_summary
+from controller_worker.memory.condensers.condenser import Condensed, ask_for_summary, forget_events
 from controller_worker.memory.view import View
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {

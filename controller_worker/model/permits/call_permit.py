@@ -3,8 +3,13 @@
 `acquire` requests it, `held` wraps the call, and `charge` follows once the log has the reply. In between, the
 conversation may be parked, taken over or stopped; see `withdraw`, `catch_up` and `abandon`.
 
+A batched call is added to the queue of its batch, and later fetched from it. For any other call, money is reserved in
+the budgets above the conversation.
+
 Holds: a call without a quota and a budget makes no request to the store here. Every reservation is given back, however
-the call ends. A short wait adds nothing to the log.
+the call ends. A short wait adds nothing to the log. A step is added to one batch only, even under another owner. An
+interactive user never waits for a batch. A budget is charged only for costs in the log. A conversation without a
+tenant, an experiment or a parent has no budget above it and makes no request to the store here.
 Does not: decide the effect of a wait on the conversation; see `concerns.model_calls`.
 """
 
@@ -14,6 +19,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from typing import Any
 
 from broker.contract import (
     TERMINAL_STATES,
@@ -25,21 +31,160 @@ from broker.contract import (
     Priority,
 )
 from broker.contract import priority_of as priority_for
-from broker.limits import BatchCallStatus
+from broker.limits import BatchCallStatus, Batches, list_accounts
 from broker.runtime import UsageError
-from controller_worker.core import LARGEST_RATIO, Append, CallModel, State, correct_estimate, find_latest_call
-from controller_worker.model.permits.batched_call import BatchedCall, is_batched, name_step
-from controller_worker.model.permits.budget_reservation import BudgetReservation, list_accounts_above
+from controller_worker.core import BUDGET, LARGEST_RATIO, Append, CallModel, State, correct_estimate, find_latest_call
 from controller_worker.model.permits.permits import Permits
 from controller_worker.model.permits.quota_permit import HeldPermit, QuotaPermit
 from controller_worker.model.steps.call_task import NotStarted
 from controller_worker.providers import (
+    CallBatched,
     Completion,
     LLMConfig,
     ModelRequest,
     estimate_max_cost_usd,
     estimate_prompt_tokens,
+    load_reply,
+    make_lane,
 )
+
+
+class BudgetReservation:
+    """The reservation of one conversation.
+
+    Attributes:
+        is_held: a reservation is not settled yet.
+    """
+
+    def __init__(self, permits: Permits, ownership: Ownership) -> None:
+        self.is_held = False
+        self._permits = permits
+        self._ownership = ownership
+        self._accounts: list[str] = []
+        self._is_waiting = False
+
+    async def reserve(
+        self, state: State, accounts: list[str], worst_usd: float, *, is_batched: bool
+    ) -> ModelCallDeferred | None:
+        """Reserve the maximum cost of a call. Return why the call must wait; None if it may be made. Idempotent."""
+        self._accounts = accounts
+        self._permits.keeps_budgets = True
+        exhausted = await self._permits.ledger.reserve(
+            self._ownership,
+            self._accounts,
+            worst_usd=worst_usd,
+            total_usd=sum_own_cost_usd(state),
+            is_batched=is_batched,
+        )
+        self.is_held = exhausted is None
+        self._is_waiting = exhausted is not None
+        if exhausted is None:
+            return None
+        return ModelCallDeferred(
+            code=BUDGET,
+            content=f"The budget of {exhausted.account} has no room for the call.",
+            waits_for=exhausted.account,
+        )
+
+    async def settle(self, state: State, *, is_lost: bool = False) -> None:
+        """Charge the costs in the log and release the rest of the reservation.
+
+        Args:
+            is_lost: the call may have cost something that the log does not show.
+        """
+        if self.is_held:
+            self.is_held = False
+            await self.charge(state, self._accounts, is_lost=is_lost)
+
+    async def charge(self, state: State, accounts: list[str], *, is_lost: bool = False) -> None:
+        """Charge the accounts up to the costs in the log. Idempotent."""
+        total_usd = sum_own_cost_usd(state)
+        await self._permits.ledger.settle(self._ownership, accounts, total_usd=total_usd, is_lost=is_lost)
+
+    async def leave_queue(self) -> None:
+        """Stop waiting for a top-up."""
+        if self._is_waiting:
+            self._is_waiting = False
+            await self._permits.ledger.withdraw(self._ownership.conversation_id, self._accounts)
+
+
+def list_accounts_above(state: State) -> list[str]:
+    """Return the accounts that a conversation's calls are charged to; may be empty."""
+    tenancy = state.setup.tenancy
+    parent = state.setup.parent
+    return list_accounts(
+        state.setup.conversation_id,
+        tenant=tenancy.tenant,
+        experiment=tenancy.experiment,
+        parent_id=parent.conversation_id if parent is not None else None,
+    )
+
+
+def sum_own_cost_usd(state: State) -> float:
+    """Return the cost of the replies in the log. Costs of delegates and of a fork's origin are charged elsewhere."""
+    if state.version <= state.setup.forked_at:
+        return 0.0
+    return state.usage.cost_usd - state.delegation.spent_usd - state.usage.inherited_usd
+
+
+def is_batched(config: LLMConfig | None, request: ModelRequest, priority: Priority) -> bool:
+    """Return whether a call uses the batch API: a step of a conversation without an interactive user."""
+    if config is None or config.batch is None:
+        return False
+    return request.service == "agent" and priority is Priority.BATCH and request.rollout is None
+
+
+def name_step(call: CallModel) -> str:
+    """Return the key of a call within its conversation."""
+    return f"{call.iteration}.{call.attempt}"
+
+
+class BatchedCall:
+    """Implements a request's `carry`; see `batching`.
+
+    Attributes:
+        seen_id: the last event in the prompt, which may be older than the current question.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        conversation_id: str,
+        call: CallModel,
+        *,
+        spec: LLMSpec,
+        config: LLMConfig,
+        seen_id: int,
+    ) -> None:
+        self._batches = batches
+        self._cid = conversation_id
+        self._step = name_step(call)
+        self._spec = spec
+        self._lane = make_lane(spec, config)
+        self.seen_id = seen_id
+
+    async def carry(self, body: bytes) -> Any:
+        """Return the provider's answer.
+
+        Raises:
+            CallBatched: there is no answer yet; the conversation is woken when it arrives.
+            ModelError: the call failed.
+        """
+        call = await self._batches.load_call(self._cid, self._step)
+        if call.status is BatchCallStatus.DONE:
+            self.seen_id = call.seen_id
+            return load_reply(call.result)
+        if call.status is BatchCallStatus.NONE:
+            await self._batches.put(
+                self._cid,
+                self._step,
+                seen_id=self.seen_id,
+                lane=self._lane,
+                about_lane=self._spec.model_dump_json(),
+                body=body,
+            )
+        raise CallBatched
+
 
 QUIET_SECONDS = 5.0
 """A shorter expected wait is not logged and keeps the conversation in memory."""

@@ -21,8 +21,7 @@ from controller_worker.core import (
     render_budget_text,
     sum_reserved_usd,
 )
-from controller_worker.model.permits.batched_call import is_batched
-from controller_worker.model.permits.call_permit import find_priority
+from controller_worker.model.permits.call_permit import find_priority, is_batched
 from controller_worker.model.steps.call_task import NotStarted
 from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
 from controller_worker.providers import LLMConfig, MessageMemo, ModelRequest, estimate_cost_usd, estimate_prompt_tokens

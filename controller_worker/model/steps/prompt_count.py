@@ -14,9 +14,7 @@ from broker.contract import ModelCallFailed
 from broker.runtime import DeckhandsError
 from controller_worker.core import Append, compute_ratio, correct_estimate
 from controller_worker.model.model_call import to_call_failure
-from controller_worker.model.permits.batched_call import is_batched, name_step
-from controller_worker.model.permits.budget_reservation import list_accounts_above
-from controller_worker.model.permits.call_permit import find_priority
+from controller_worker.model.permits.call_permit import find_priority, is_batched, list_accounts_above, name_step
 from controller_worker.model.steps.call_task import PromptCount
 from controller_worker.model.steps.own_budget import compute_available_usd, estimate_usd
 from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome

@@ -11,7 +11,7 @@ from broker.contract import CondensationAction, LLMSpec, ModelCallFailed, ModelN
 from controller_worker.core import Append
 from controller_worker.model.model_call import to_call_failure
 from controller_worker.model.models import ClientMissing
-from controller_worker.model.permits.batched_call import name_step
+from controller_worker.model.permits.call_permit import name_step
 from controller_worker.model.question import next_question
 from controller_worker.model.steps.call_task import NotStarted, Started
 from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome

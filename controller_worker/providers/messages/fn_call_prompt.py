@@ -9,6 +9,7 @@ Holds: the same tools produce the same bytes, so that a provider's prompt cache 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from broker.contract import ToolSpec
@@ -130,8 +131,12 @@ def add_example(text: str, tools: Sequence[ToolSpec]) -> str:
     return f"{_EXAMPLE_BEGIN}{steps}{_EXAMPLE_END}{text}{EXAMPLE_SUFFIX}"
 
 
+@lru_cache(maxsize=64)
 def add_suffix(message: Message, suffix: str) -> Message:
-    """Return the system message with a text appended to its last text part, or as a new part."""
+    """Return the system message with a text appended to its last text part, or as a new part.
+
+    Conversations with the same prompt share the message: it is most of a short one's memory.
+    """
     content = message.content
     if content and isinstance(content[-1], TextPart):
         content = (*content[:-1], TextPart(content[-1].text + suffix))

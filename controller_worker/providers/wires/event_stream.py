@@ -151,7 +151,7 @@ async def limit_wait_for_headers(limits: StreamLimits) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise ModelTimeoutError(
-            f"There was a silence of {limits.first_byte_seconds:g} s before the reply began."
+            f"The provider sent nothing for {limits.first_byte_seconds:g} s before its reply."
         ) from error
 
 
@@ -254,7 +254,7 @@ async def limit_silences(
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            raise ModelTimeoutError(f"There was a silence of {limit:g} s {where}.") from error
+            raise ModelTimeoutError(f"The provider sent nothing for {limit:g} s {where}.") from error
         yield chunk
         limit = limits.idle_seconds
         where = "within the reply"

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import ServiceUnavailableError
-from controller_worker.providers.wires.environment_proxy import find_environment_proxy, make_login_header, strip_login
+from controller_worker.providers.wires.egress import find_environment_proxy, make_login_header, strip_login
 from controller_worker.providers.wires.event_stream import CLOSING_SECONDS
 from controller_worker.providers.wires.raw_client import (
     CONNECTIONS_LIMIT,

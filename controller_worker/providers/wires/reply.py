@@ -1,7 +1,10 @@
 """The common fields of a reply in all wire formats, before latency and cost are added.
 
+`parse_quota_left` reads the remaining quota from a provider's headers.
+
 Holds: the stop reason decides how a reply is used. A refusal is an error, whatever text precedes it. A call cut off by
-the length limit does not run.
+the length limit does not run. Values that are not counts are left out.
+Does not: read when a quota resets; the governor computes that from its limits.
 """
 
 from __future__ import annotations
@@ -112,3 +115,28 @@ def get_counts(reply: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the usage of a reply; empty if malformed. The reply is paid for, and usable without it."""
     usage = reply.get("usage")
     return usage if isinstance(usage, Mapping) else {}
+
+
+_LEFT = {
+    "anthropic-ratelimit-requests-remaining": "requests",
+    "anthropic-ratelimit-input-tokens-remaining": "input",
+    "anthropic-ratelimit-output-tokens-remaining": "output",
+    "anthropic-ratelimit-tokens-remaining": "tokens",
+    "x-ratelimit-remaining-requests": "requests",
+    "x-ratelimit-remaining-tokens": "tokens",
+}
+
+
+def parse_quota_left(headers: Mapping[str, str], *, prefix: str = "") -> dict[str, int]:
+    """Return the remaining `requests`, `input`, `output` and `tokens`, as far as the headers name them.
+
+    Args:
+        headers: names in lower case, or a case-insensitive mapping.
+        prefix: precedes each header name.
+    """
+    found: dict[str, int] = {}
+    for header, what in _LEFT.items():
+        text = str(headers.get(prefix + header) or "").strip()
+        if text.isascii() and text.isdigit():
+            found[what] = int(text)
+    return found

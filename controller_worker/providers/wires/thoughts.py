@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from controller_worker.providers.messages.tool_calls import to_valid_name
+from controller_worker.providers.messages.messages import to_valid_name
 from controller_worker.providers.model_features import ThoughtForm
 
 CALL_ATTACHMENT_FIELDS = ("extra_content", "provider_specific_fields")

@@ -53,14 +53,18 @@ class ChaosOptions:
 )  # fmt: skip
 @click.option(
     "--duration", metavar="TIME", type=Duration(least_seconds=1, most_seconds=86_400), default="60s", show_default=True,
-    help="How long faults happen.",
+    help="For how long faults are caused.",
 )  # fmt: skip
 @click.option(
     "--settle", metavar="TIME", type=Duration(least_seconds=1, most_seconds=86_400), default="5m", show_default=True,
-    help="How long the conversations may then take to come to rest.",
+    help="How long the conversations may take to settle afterwards.",
 )  # fmt: skip
 @click.option(
-    "--conversations", type=click.IntRange(1, 1_000), default=8, show_default=True, help="In progress at once."
+    "--conversations",
+    type=click.IntRange(1, 1_000),
+    default=8,
+    show_default=True,
+    help="Number of conversations in progress at the same time.",
 )
 @click.option(
     "--workers", "pairs", type=click.IntRange(0, 16), default=1, show_default=True,
@@ -78,7 +82,9 @@ class ChaosOptions:
     "--store-restarts", is_flag=True,
     help="A supervisor starts the store at DECKHANDS_URL again when it ends, so it may be ended.",
 )  # fmt: skip
-@click.option("--undo", is_flag=True, help="Only undo what an earlier run has left, such as a stopped worker.")
+@click.option(
+    "--undo", is_flag=True, help="Only undo the changes that an earlier run has left, such as a stopped worker."
+)
 @click.option("--list", "is_list", is_flag=True, help="List the faults, and exit.")
 @json_option
 @with_options(ChaosOptions)

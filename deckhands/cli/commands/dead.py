@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import click
 
-from broker.contract import Event, decode_any, render_error
+from broker.contract import Event, decode_any
 from broker.coordination import Quarantine, QuarantinedItem
-from broker.log import ConversationRow, Conversations, Takeover
+from broker.log import Conversations
 from broker.runtime import CorruptEntry, UsageError, format_count
 from deckhands.cli.authorship import author_options, record_operation, with_author
 from deckhands.cli.command_group import with_options
@@ -32,12 +32,12 @@ from deckhands.client import (
     print_text,
     render_table,
 )
+from deckhands.operations import DeadConversation, describe_death, find_dead_conversations
 
 SECTION = "Operate a cluster"
 SUMMARIES = {"dead": "Show conversations that crashed three workers, and unreadable entries; requeue or discard them."}
 
 HEAD = ("DEAD", "WHAT", "WHY")
-ROWS_AT_ONCE = 500
 SHOWN_EVENTS = 12
 """How many of a log's last events are shown."""
 REMEDY = "`deckhands dead ls` lists them."
@@ -82,24 +82,6 @@ class DeadDiscardOptions(DeadRequeueOptions):
 
     kind: Kind | None
     is_sure: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DeadConversation:
-    """A dead conversation, which no worker claims any more.
-
-    Attributes:
-        workers: those that died while it acted, as far as the store remembers them, the latest last.
-        died: when each of them was found dead, in ISO 8601.
-        last_error: the error that ended the conversation; empty if none is recorded yet.
-    """
-
-    conversation_id: str
-    title: str
-    workers: tuple[str, ...]
-    died: tuple[str, ...] = ()
-    last_error: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @click.group()
@@ -261,14 +243,7 @@ async def _find_dead(
     entries = await Quarantine(client.store).list_items() if kind != "conversation" and not wanted else []
     if kind == "entry":
         return [], entries
-    index = Conversations(client.store)
-    ids = await index.list_dead_letters()
-    deaths = _by_conversation(await index.list_takeovers()) if has_causes and ids else {}
-    found = []
-    for at in range(0, len(ids), ROWS_AT_ONCE):
-        rows = await index.load_rows(ids[at : at + ROWS_AT_ONCE])
-        found += [_describe(row, deaths) for row in rows if wanted.items() <= row.labels.items()]
-    return found, entries
+    return await find_dead_conversations(client.store, labels=wanted, has_causes=has_causes), entries
 
 
 async def _conversation(client: Client, conversation_id: str) -> tuple[DeadConversation, list[Event]]:
@@ -282,7 +257,8 @@ async def _conversation(client: Client, conversation_id: str) -> tuple[DeadConve
     except CorruptEntry as error:  # which may be the cause of the crashes
         note(error.message)
         events = []
-    return _describe(row, _by_conversation(await index.list_takeovers())), events
+    takeovers = [one for one in await index.list_takeovers() if one.conversation_id == conversation_id]
+    return describe_death(row, takeovers), events
 
 
 async def _entry(client: Client, name: str) -> QuarantinedItem:
@@ -302,25 +278,6 @@ def _show_entry(entry: QuarantinedItem, *, as_json: bool) -> None:
 
 def _place(entry: QuarantinedItem) -> str:
     return " ".join(filter(None, (entry.key, entry.entry_id)))
-
-
-def _by_conversation(takeovers: Sequence[Takeover]) -> dict[str, list[Takeover]]:
-    found: dict[str, list[Takeover]] = {}
-    for takeover in takeovers:
-        found.setdefault(takeover.conversation_id, []).append(takeover)
-    return found
-
-
-def _describe(row: ConversationRow, deaths: Mapping[str, Sequence[Takeover]]) -> DeadConversation:
-    latest = deaths.get(row.conversation_id, ())[-3:]
-    return DeadConversation(
-        row.conversation_id,
-        row.title,
-        tuple(death.from_worker for death in latest),
-        tuple(death.at.isoformat() for death in latest),
-        render_error(row.fields.get("last_error", "")),
-        dict(row.labels),
-    )
 
 
 def _cause(conversation: DeadConversation) -> str:

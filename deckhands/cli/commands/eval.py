@@ -194,9 +194,7 @@ for _command in (*COMMANDS, export):
     help="Mirrors or archives of the repositories that SWE-bench rows name, or the images of the docker engine here.",
 )  # fmt: skip
 @click.option("--tenant", default="", metavar="NAME", help="The tenant of its conversations and costs.")
-@click.option(
-    "--network/--no-network", "has_network", default=True, help="Whether the agents' commands reach the network."
-)
+@click.option("--network/--no-network", "has_network", default=True, help="Let the agents' commands reach the network.")
 @click.option(
     "--scorer", "scorers", multiple=True, metavar="FILE.py@FUNCTION",
     help="A Python function that scores each attempt. May be given several times.",
@@ -301,7 +299,10 @@ def report(options: EvalReportOptions) -> None:
 @click.argument("first", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("second", metavar="DIR2", type=click.Path(path_type=Path))
 @click.option(
-    "--model", "models", metavar="A[,B]", help="Only attempts with A, or with A in DIR and B in DIR2, which may be DIR."
+    "--model",
+    "models",
+    metavar="A[,B]",
+    help="Only attempts with outcome A, or with A in DIR and B in DIR2, which may be DIR.",
 )
 @json_option
 @with_options(EvalCompareOptions)
@@ -371,7 +372,12 @@ def _tenant(name: str) -> str:
     "--model", "models", multiple=True, metavar="M[,M2]", help="The models of the siblings; by default its own."
 )
 @click.option(
-    "-n", "--siblings", type=click.IntRange(1, 1_000), default=8, show_default=True, help="How many with each model."
+    "-n",
+    "--siblings",
+    type=click.IntRange(1, 1_000),
+    default=8,
+    show_default=True,
+    help="Number of attempts with each model.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option(
@@ -386,7 +392,12 @@ def _tenant(name: str) -> str:
 @click.option(
     "--tenant", default="", metavar="NAME", help="The tenant of the conversations and costs; by default that of RUN."
 )
-@click.option("--concurrency", "at_once", type=AtOnceType(), help="How many at once; `auto` or a number. By default 4.")
+@click.option(
+    "--concurrency",
+    "at_once",
+    type=AtOnceType(),
+    help="Maximum number of attempts at the same time, or `auto`. By default 4.",
+)
 @json_option
 @with_options(EvalForkOptions)
 def fork(options: EvalForkOptions) -> int:

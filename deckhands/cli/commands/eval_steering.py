@@ -82,7 +82,7 @@ class UntilType(click.ParamType):  # type: ignore[type-arg]
 evaluation_argument = click.argument("evaluation", metavar="DIR|NAME")
 at_once_option = click.option(
     "-n", "--concurrency", "at_once", type=AtOnceType(),
-    help="The most attempts at once; `auto`: as many as help. By default 4.",
+    help="Maximum number of attempts at the same time; `auto` adapts it to the load. By default 4.",
 )  # fmt: skip
 budget_option = click.option(
     "--budget", type=Amount(min=0, may_be_infinite=True),

@@ -54,7 +54,10 @@ class ServeOptions:
 
 @click.command()
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond this machine with keys only."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on. Addresses that other machines reach need API keys.",
 )
 @click.option("--port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any free port.")
 @click.option(
@@ -74,10 +77,14 @@ class ServeOptions:
     type=click.IntRange(1, 100_000),
     default=5_000,
     show_default=True,
-    help="Streams and waiting requests at once.",
+    help="Maximum number of open streams and waiting requests.",
 )
 @click.option(
-    "--max-transfers", type=click.IntRange(1, 10_000), default=64, show_default=True, help="Files on their way at once."
+    "--max-transfers",
+    type=click.IntRange(1, 10_000),
+    default=64,
+    show_default=True,
+    help="Maximum number of files in transfer.",
 )
 @click.option(
     "--max-connections", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True, help="Open connections."

@@ -39,7 +39,7 @@ class OpenOptions:
 @click.option(
     "--link", is_flag=True, help="Open it by a link that works once and brings a new key, valid for twelve hours."
 )
-@click.option("--print", "only_print", is_flag=True, help="Print the address, and open nothing.")
+@click.option("--print", "only_print", is_flag=True, help="Print the address and do not open a browser.")
 @with_options(OpenOptions)
 def open_(options: OpenOptions) -> None:
     """Open the web page of `deckhands serve` or `deckhands up --web`, or one conversation there.

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from broker.runtime import UsageError
+from broker.runtime import DeckhandsError, UsageError
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
 from deckhands.client import Client, note, on_cluster, print_json, print_text, render_table
@@ -22,7 +22,9 @@ from deckhands.rollouts import (
     RolloutRun,
     RolloutSpec,
     StubEngine,
+    drive_all,
     export_rollouts,
+    find_directory,
     list_runs,
     serve_stub,
 )
@@ -186,20 +188,32 @@ def build_spec(options: RolloutsRunOptions) -> RolloutSpec:
 class RolloutsAttachOptions:
     """Options of `attach`."""
 
-    name: str
+    name: str | None
     directory: Path | None
 
 
 @rollouts.command()
-@name_argument
+@click.argument("name", required=False)
 @directory_option
 @with_options(RolloutsAttachOptions)
 def attach(options: RolloutsAttachOptions) -> None:
-    """Drive a run, or stand by while another process does, until it is over."""
+    """Drive a run, or stand by while another process does, until it is over.
+
+    Without NAME, drive each run of the cluster, also those that start later, such as runs over HTTP.
+    """
 
     async def act(client: Client) -> None:
+        if options.name is None:
+            await drive_all(client, find_place, note_undriven)
+            return
         found = await RolloutRun.open(client, options.name, directory=options.directory)
         await found.drive()
+
+    def find_place(name: str) -> Path:
+        return find_directory(name) if options.directory is None else options.directory / name
+
+    def note_undriven(name: str, error: DeckhandsError) -> None:
+        note(f"The run {name} cannot be driven here: {error}")
 
     on_cluster(act)
 
@@ -230,17 +244,8 @@ async def _list_all(client: Client) -> list[dict[str, Any]]:
     rows = []
     for name in await list_runs(client.store):
         with contextlib.suppress(UsageError):  # it has expired
-            rows.append(await _describe(client, name))
+            rows.append(await RolloutRun(client, name).describe())
     return rows
-
-
-async def _describe(client: Client, name: str) -> dict[str, Any]:
-    found = await RolloutRun.open(client, name)
-    state = await found.load_state()
-    groups = await found.list_groups()
-    waiting = await found.count_waiting()
-    about = {"name": name, "state": state.state, "version": state.version, "is_driven": state.is_driven}
-    return {**about, "groups": len(groups), "waiting": waiting}
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +264,8 @@ def show(options: RolloutsShowOptions) -> None:
     """Show a run: its specification, its state, its events and its groups."""
 
     async def act(client: Client) -> dict[str, Any]:
-        about = await _describe(client, options.name)
         found = await RolloutRun.open(client, options.name)
+        about = await found.describe()
         spec = (await found.load_spec()).model_dump(mode="json", exclude_defaults=True)
         return {**about, "spec": spec, "events": await found.list_events(), "delivered": await found.list_groups()}
 

@@ -79,7 +79,7 @@ def schedule() -> None:
     type=click.Choice(get_args(Overlap)),
     default="skip",
     show_default=True,
-    help="While the conversation of an earlier tick works, a tick does nothing, waits for it, or cancels it.",
+    help="If the conversation of an earlier tick still works: skip the tick, queue it, or cancel the conversation.",
 )
 @click.option(
     "--catch-up",

@@ -283,7 +283,11 @@ def _question(home: Home) -> str:
 
 
 @click.command()
-@click.option("--concurrency", type=click.IntRange(min=1), help="How many conversations it owns at once.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help="Maximum number of conversations that the worker owns at the same time.",
+)
 @with_options(ControllerOptions)
 def controller(options: ControllerOptions) -> NoReturn:
     """Run one controller worker in the foreground, for the cluster at DECKHANDS_URL or the one that runs here."""
@@ -292,7 +296,9 @@ def controller(options: ControllerOptions) -> NoReturn:
 
 @click.command()
 @click.option("--pool", "pools", multiple=True, help="A pool that this host serves. May be repeated.")
-@click.option("--concurrency", type=click.IntRange(min=1), help="How many actions it runs at once.")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), help="Maximum number of actions that the worker runs at the same time."
+)
 @click.option("--list", "is_list", is_flag=True, help="List the tools that tool workers offer, and exit.")
 @workspace_root_option
 @sandbox_option

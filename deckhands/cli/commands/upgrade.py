@@ -62,7 +62,7 @@ class Forecast:
 
 @click.command()
 @click.option(
-    "--check", is_flag=True, help="Change nothing; say what would happen. Exit code 1: something is in the way."
+    "--check", is_flag=True, help="Print the steps and change nothing. Exit code 1 if the upgrade cannot run now."
 )
 @click.option("--roll-back", is_flag=True, help="Replace newer functions by those of this version.")
 @json_option

@@ -191,7 +191,9 @@ class Chat:
     async def _fold(self, event: Event, *, is_old: bool) -> None:
         self._place.record(event)
         if isinstance(event, ModelReply):  # all pieces of a reply arrive before the events that follow from it
-            await self._show_rest()
+            with contextlib.suppress(StoreError):
+                for piece in await self._live.read_rest():
+                    self._write(piece)
         if isinstance(event, RiskyAction):
             self._actions = {event.id: event, **dict(list(self._actions.items())[:20])}
         if is_old:
@@ -209,11 +211,6 @@ class Chat:
             async with contextlib.aclosing(self._live.watch()) as pieces:
                 async for piece in pieces:
                     self._write(piece)
-
-    async def _show_rest(self) -> None:
-        with contextlib.suppress(StoreError):
-            for piece in await self._live.read_rest():
-                self._write(piece)
 
     def _write(self, piece: LivePiece) -> None:
         if piece.kind != "call":  # which the event of its action shows

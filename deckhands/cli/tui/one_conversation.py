@@ -84,7 +84,10 @@ class OneConversation(Screen[None]):
             self._show_facts()
             self._show_question()
             if events or self._looks % WHY_EVERY == 0:
-                await self._explain()
+                found = await self._client.why(self._conversation_id)
+                lines = lines_of(found)
+                more = [f"… `deckhands why {self._conversation_id}` says more"] if len(lines) > WHY_LINES else []
+                self.query_one("#why", Static).update("\n".join([*lines[:WHY_LINES], *more]))
             self._looks += 1
         except (StoreError, CorruptEntry, DeckhandsError) as error:
             self.query_one("#facts", Static).update(clean_line(error.message, limit=500))
@@ -111,12 +114,6 @@ class OneConversation(Screen[None]):
         lines = self._renderer.render_question(self._asked) if self._asked is not None else []
         hint = ["y runs it, n refuses it"] if lines else []
         self.query_one("#asked", Static).update(Text.from_ansi("\n".join([*lines, *hint])))
-
-    async def _explain(self) -> None:
-        found = await self._client.why(self._conversation_id)
-        lines = lines_of(found)
-        more = [f"… `deckhands why {self._conversation_id}` says more"] if len(lines) > WHY_LINES else []
-        self.query_one("#why", Static).update("\n".join([*lines[:WHY_LINES], *more]))
 
     async def action_do(self, name: str) -> None:
         """Perform an action on the conversation."""

@@ -1,8 +1,12 @@
 """The archive: writes conversations of a store into files, checks them, and reads them as if they were in the store.
 
+A listing reads the manifests and summaries of the files.
+
 Holds: `save` reads the written file back and checks it before it returns. A file is never replaced by that of another
-conversation with the same id, nor by a shorter one of the same conversation.
-Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace; only the location of its checkpoints.
+conversation with the same id, nor by a shorter one of the same conversation. A damaged file is reported, and hides no
+other.
+Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace; only the location of its checkpoints;
+keep an index; filters need the content of the files, so a listing may read all of them.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import BinaryIO, TypeVar, cast
+
+from pydantic import ValidationError
 
 from broker.contract import SCHEMA_VERSION, ConversationCreated, DelegateEnded, Event, UploadedSource, codec
 from broker.coordination import StoredFiles
@@ -29,8 +35,7 @@ from deckhands.client.archive.archived_file import (
     Manifest,
     SummaryNumbers,
 )
-from deckhands.client.archive.errors import ArchiveConflict, ArchiveUnavailable, CorruptArchive
-from deckhands.client.archive.storage import ArchiveStorage
+from deckhands.client.archive.storage import ArchiveConflict, ArchiveStorage, ArchiveUnavailable, CorruptArchive
 from deckhands.client.reading.summary import summarize
 
 IN_MEMORY_BYTES = 4 * 2**20
@@ -284,3 +289,71 @@ def _whole(found: ArchivedFile, event: Event) -> Event:
         return event
     wire = codec.restore(event.wire(), found.blobs({ref.sha256 for ref in event.blobs.values()}))
     return codec.event_from_wire(wire, event.id)
+
+
+AT_ONCE = 8
+"""Files read at once."""
+
+
+class ArchivedConversation(SummaryNumbers):
+    """A conversation as its file describes it; see `Summary` for the numbers.
+
+    Attributes:
+        manifest: the description in the file.
+    """
+
+    manifest: Manifest
+
+    @property
+    def conversation_id(self) -> str:
+        """Its id."""
+        return self.manifest.conversation_id
+
+    @property
+    def state(self) -> str:
+        """The state in which it left the store."""
+        return self.manifest.state
+
+    @property
+    def title(self) -> str:
+        """Its title."""
+        return self.manifest.title
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that its producer has set."""
+        return self.manifest.labels
+
+
+async def describe_all(
+    archive: Archive, names: list[str], on_damaged: Callable[[CorruptArchive], None]
+) -> AsyncGenerator[list[ArchivedConversation], None]:
+    """Yield the descriptions of conversations in the order of their names, reading up to 8 files at a time.
+
+    Args:
+        names: as `Archive.names` returns them. Those whose file is gone are left out.
+        on_damaged: called for each file that cannot be used, which is left out.
+
+    Raises:
+        ArchiveUnavailable: the place cannot be used.
+    """
+
+    async def look(name: str) -> ArchivedConversation | None:
+        try:
+            return await archive.call_with_manifest(name, _describe)
+        except CorruptArchive as error:
+            on_damaged(error)
+            return None
+
+    for first in range(0, len(names), AT_ONCE):
+        found = await asyncio.gather(*map(look, names[first : first + AT_ONCE]))
+        yield [one for one in found if one is not None]
+
+
+def _describe(found: ArchivedFile) -> ArchivedConversation:
+    name = found.manifest.conversation_id
+    try:
+        sums = found.manifest.numbers or SummaryNumbers.model_validate_json(found.member(SUMMARY))
+    except (ValidationError, RecursionError) as error:
+        raise CorruptArchive(f"The archived file of {name} cannot be used: its summary is not one.") from error
+    return ArchivedConversation(manifest=found.manifest, **sums.model_dump())

@@ -19,8 +19,33 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from broker.runtime import check_conversation_id, is_conversation_id
-from deckhands.client.archive.errors import ArchiveUnavailable
+from broker.runtime import DeckhandsError, check_conversation_id, is_conversation_id
+
+
+class ArchiveUnavailable(DeckhandsError):
+    """The place cannot be read or written."""
+
+    code = "archive_unavailable"
+    retryable = True
+
+
+class CorruptArchive(DeckhandsError):
+    """An archived file is damaged, or was not written by Deckhands."""
+
+    code = "corrupt_archive"
+
+
+class ArchiveConflict(DeckhandsError):
+    """The archive holds another conversation with this id, or a longer log of this one."""
+
+    code = "archive_conflict"
+
+
+class TooLargeToArchive(DeckhandsError):
+    """A conversation exceeds the limits of an archived file."""
+
+    code = "too_large_to_archive"
+
 
 SUFFIX = ".zip"
 WRITTEN_FIELDS = ("mtime", "LastModified", "last_modified", "updated", "created")

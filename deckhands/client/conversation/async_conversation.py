@@ -29,20 +29,23 @@ from broker.runtime import UnknownConversation, UsageError
 from broker.secrets import SecretValue
 from broker.tools import CustomTool, refuse_while_importing
 from deckhands.client.changing import Change
-from deckhands.client.conversation.async_files import AsyncFiles
-from deckhands.client.conversation.cluster_connection import ClusterConnection, check_cluster, is_server
-from deckhands.client.conversation.following import Callback, ConversationFollower
+from deckhands.client.conversation.cluster_connection import (
+    ClusterConnection,
+    build_environment,
+    check_cluster,
+    is_server,
+    to_tool_keys,
+)
+from deckhands.client.conversation.following import AsyncFiles, Callback, ConversationFollower
 from deckhands.client.conversation.outcome import ConversationFailed, NotBegun, Outcome, OutputT
-from deckhands.client.conversation.own_tools import build_environment, to_tool_keys
 from deckhands.client.errors import NotSettled
 from deckhands.client.protocol import ConversationClient
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import UNNAMED_TASK, TaskFields, with_shown_fields
-from deckhands.client.tasks.tasks import check_task
+from deckhands.client.tasks.tasks import Image, check_task, to_image_urls
 from deckhands.client.trajectories import Trajectory
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.verification import Verification

@@ -12,9 +12,8 @@ from typing import Generic, Self, Unpack
 from broker.contract import AgentSpec, ConfirmationPolicy
 from broker.tools import CustomTool
 from deckhands.client.conversation.async_conversation import AsyncConversation
-from deckhands.client.conversation.async_files import AsyncFiles
 from deckhands.client.conversation.blocking import Blocking, LoopThread, blocking, blocking_iterator
-from deckhands.client.conversation.following import Callback
+from deckhands.client.conversation.following import AsyncFiles, Callback
 from deckhands.client.conversation.outcome import Outcome, OutputT
 from deckhands.client.tasks.spec import TaskFields
 

@@ -1,5 +1,7 @@
 """Follow one conversation: each event once, in order, until it has settled; and the pieces of a reply.
 
+`AsyncFiles` copies files of its workspace.
+
 Holds: an event is delivered once, whichever method delivers it. If the store comes back with an older log, following
 continues from the end of that log.
 """
@@ -9,12 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from pathlib import Path
 
 from broker.contract import Event
+from broker.coordination import FileEntry
 from broker.log import LivePiece
 from broker.runtime import EventsLost, OutcomeUnknown, StoreUnavailable, UsageError
 from deckhands.client.conversation.cluster_connection import ClusterConnection
+from deckhands.client.protocol import ConversationClient
 from deckhands.client.reading.summary import Tally
 from deckhands.client.watcher import follow
 
@@ -110,3 +116,31 @@ class ConversationFollower:
             reported = callback(event)
             if inspect.isawaitable(reported):
                 await reported
+
+
+class AsyncFiles:
+    """Files of the workspace; paths are relative to it. The workspace exists from the first action on."""
+
+    def __init__(self, client: Callable[[], Awaitable[ConversationClient]], conversation_id: Callable[[], str]) -> None:
+        self._client = client
+        self._id = conversation_id
+
+    async def read(self, path: str) -> bytes:
+        """Return the content of a file; see `WorkspaceFiles.read`."""
+        return await (await self._client()).files.read(self._id(), path)
+
+    async def write(self, path: str, content: bytes | str) -> None:
+        """Write a file, which appears atomically; see `WorkspaceFiles.write`."""
+        await (await self._client()).files.write(self._id(), path, content)
+
+    async def upload(self, source: str | os.PathLike[str], path: str) -> None:
+        """Copy a file or a directory of this machine into the workspace; see `WorkspaceFiles.upload`."""
+        await (await self._client()).files.upload(self._id(), Path(source), path)
+
+    async def download(self, path: str, target: str | os.PathLike[str]) -> None:
+        """Copy a file or a directory of the workspace to this machine; see `WorkspaceFiles.download`."""
+        await (await self._client()).files.download(self._id(), path, Path(target))
+
+    async def list(self, path: str = ".") -> list[FileEntry]:
+        """Return the entries of a directory; see `WorkspaceFiles.list`."""
+        return await (await self._client()).files.list(self._id(), path)

@@ -15,15 +15,18 @@ from broker.contract import Event, RiskyAction
 from broker.log import LivePiece, render_event_line
 from broker.runtime import format_count
 from deckhands.client.reading.metrics import Metrics
-from deckhands.client.reading.printing import format_time, note, print_json, render_cost
 from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reading.terminal import (
     clean_line,
+    format_time,
     is_coloured,
+    note,
     print_ascii,
     print_coloured,
+    print_json,
     print_text,
+    render_cost,
 )
 
 CALLS_REMEMBERED = 8

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from datetime import timedelta
 
 from broker.contract import REMEDIES, TERMINAL_STATES, Action, AgentState, find_error_remedy, render_error
-from broker.log import WaitReason, make_delegate_id
-from broker.runtime import format_count
+from broker.log import WaitReason
+from broker.runtime import format_count, make_delegate_id
 from deckhands.client.reading.summary import render_state
 from deckhands.client.reasons.facts import (
     ActionFact,

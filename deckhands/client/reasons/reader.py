@@ -20,8 +20,8 @@ from pathlib import Path
 from broker.contract import Event
 from broker.coordination import FIELD, ClusterMember, find_placement, list_members, read_figures, serves_pool
 from broker.limits import Ledger, QuotaPool
-from broker.log import ConversationRow, Conversations, WaitReason, make_delegate_id
-from broker.runtime import DeckhandsError, StoreMisconfigured, UnknownConversation, from_millis
+from broker.log import ConversationRow, Conversations, WaitReason
+from broker.runtime import DeckhandsError, StoreMisconfigured, UnknownConversation, from_millis, make_delegate_id
 from broker.store import (
     LARGEST,
     ConversationKeys,

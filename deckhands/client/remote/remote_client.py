@@ -24,13 +24,11 @@ from deckhands.client.errors import NotSettled, NotStopped
 from deckhands.client.named_directory import DirectoryNotTaken
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
-from deckhands.client.remote.packed_directory import PackedDirectory, pack_directory
-from deckhands.client.remote.remote_files import LONG_SECONDS, RemoteFiles
+from deckhands.client.remote.remote_files import LONG_SECONDS, PackedDirectory, RemoteFiles, pack_directory
 from deckhands.client.remote.server_calls import PAUSE_SECONDS, ServerCalls, problem_as_error
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.images import Image, to_image_urls
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import check_task
+from deckhands.client.tasks.tasks import Image, check_task, to_image_urls
 from deckhands.client.trajectories import Trajectory
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.verification import Verification

@@ -37,14 +37,14 @@ from deckhands.client.client import Client
 from deckhands.client.named_directory import wait_for_tool_worker
 from deckhands.client.reading.notebook_file import NotebookFile
 from deckhands.client.reading.summary import ExitCode, Summary, Tally
-from deckhands.client.runs.cluster_notices import (
+from deckhands.client.runs.following import Ask, OnEvent, follow
+from deckhands.client.runs.private_cluster import (
     live_controllers,
+    private_cluster,
     run_unless_broken,
     warn_of_ignored_settings,
     warn_of_missing_workers,
 )
-from deckhands.client.runs.following import Ask, OnEvent, follow
-from deckhands.client.runs.private_cluster import private_cluster
 from deckhands.client.runs.records import RunFolder
 from deckhands.client.tasks.spec import UNNAMED_TASK, TaskSpec
 from deckhands.cluster import Cluster, Home, Notice, supervise

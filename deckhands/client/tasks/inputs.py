@@ -31,10 +31,15 @@ from broker.contract import (
 from broker.runtime import UsageError, check_conversation_id, new_conversation_id, parse_traceparent
 from broker.secrets import SecretValue
 from broker.tools import check_output_schema
-from deckhands.client.tasks.images import to_image_urls
 from deckhands.client.tasks.spec import MAX_TITLE, TaskFields, TaskSpec
-from deckhands.client.tasks.tasks import check_task, derive_conversation_id, to_output_spec
-from deckhands.client.tasks.workspace_input import Directory, parse_workspace
+from deckhands.client.tasks.tasks import (
+    Directory,
+    check_task,
+    derive_conversation_id,
+    parse_workspace,
+    to_image_urls,
+    to_output_spec,
+)
 
 SCRIPTED = "scripted/"
 T = TypeVar("T")

@@ -34,9 +34,15 @@ from broker.contract import (
 from broker.runtime import Acks, UsageError
 from broker.secrets import SecretValue
 from broker.tools import check_output_schema
-from deckhands.client.tasks.images import MAX_IMAGES, Image, ImageUrl, to_image_urls
-from deckhands.client.tasks.tasks import MAX_TASK_CHARS, to_output_spec
-from deckhands.client.tasks.workspace_input import Directory
+from deckhands.client.tasks.tasks import (
+    MAX_IMAGES,
+    MAX_TASK_CHARS,
+    Directory,
+    Image,
+    ImageUrl,
+    to_image_urls,
+    to_output_spec,
+)
 
 MAX_KEY_CHARS = 256
 MAX_TOOLS = 128

@@ -25,8 +25,7 @@ from broker.coordination import (
 )
 from broker.runtime import UsageError
 from broker.store import Store
-from deckhands.client.transfers.packed_files import pack, unpack
-from deckhands.client.transfers.transfer_parts import IncomingParts, OnProgress, OutgoingParts
+from deckhands.client.transfers.packed_files import IncomingParts, OnProgress, OutgoingParts, pack, unpack
 
 DIFF_LIMIT_SECONDS = 240.0
 """A tool worker compares for at most 90 s, one workspace at a time."""

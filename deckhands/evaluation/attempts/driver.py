@@ -17,9 +17,8 @@ from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError, failpoint
 from deckhands.client import Client, for_each
 from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
 from deckhands.evaluation.attempts.in_flight import AttemptInFlight, build_unscored_row
-from deckhands.evaluation.attempts.load import ClusterLoad
 from deckhands.evaluation.attempts.model_health import FailedCalls, ModelHealth
-from deckhands.evaluation.attempts.pace import HostPace, ModelPace
+from deckhands.evaluation.attempts.pace import ClusterLoad, HostPace, ModelPace
 from deckhands.evaluation.attempts.plan import Attempt, EvaluationPlan
 from deckhands.evaluation.attempts.results import AttemptRow, Outcome, Results
 from deckhands.evaluation.attempts.status import STOPPED, EvaluationStatus, SpendingMeter, compute_status

@@ -1,6 +1,9 @@
 """Find a dataset by its name, and read it: `shipped`, a file of rows, directories of tasks, or a plug-in's.
 
-Holds: everything is checked before any attempt starts. Unusable parts are listed, by line, row or task.
+An installed package may have functions that yield rows of our own format; see docs/evaluation.md.
+
+Holds: everything is checked before any attempt starts. Unusable parts are listed, by line, row or task. Rows are
+checked like those of a file; an error names the number of the row.
 """
 
 from __future__ import annotations
@@ -14,14 +17,45 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.runtime import UsageError
+from broker.tools import entry_points
 from deckhands.evaluation.datasets import human_eval, questions, swe_bench
-from deckhands.evaluation.datasets.defaults import DatasetDefaults
 from deckhands.evaluation.datasets.harbor import find_tasks, harbor_instance
 from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_defaults, inspect_instances
-from deckhands.evaluation.datasets.instances import SHIPPED, Instance
+from deckhands.evaluation.datasets.instances import SHIPPED, DatasetDefaults, Instance
 from deckhands.evaluation.datasets.own_rows import own_instance
-from deckhands.evaluation.datasets.plugins import find_folder, list_installed, read_rows
 from deckhands.evaluation.datasets.shipped import read_shipped_instances
+
+ENTRY_POINTS = "deckhands.datasets"
+
+
+def list_installed() -> list[str]:
+    """Return the names of the datasets in installed packages."""
+    return sorted(entry_points(ENTRY_POINTS).names)
+
+
+def read_rows(name: str, argument: str) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the rows of an installed dataset, numbered from 1.
+
+    Raises:
+        UsageError: its package cannot be loaded, or fails.
+    """
+    try:
+        found: Iterable[Mapping[str, Any]] = entry_points(ENTRY_POINTS)[name].load()(argument)
+        return list(enumerate(found, 1))
+    except UsageError:
+        raise
+    except Exception as error:  # any error of the package
+        raise UsageError(
+            f"The dataset {name!r} cannot be read: {type(error).__name__}: {str(error)[:300]}.",
+            remedy=f"Ask the package that has the entry point {name!r} of {ENTRY_POINTS}.",
+        ) from error
+
+
+def find_folder(argument: str) -> Path:
+    """Return the directory that paths in rows are relative to: that of the argument, if it is a path."""
+    path = Path(argument or ".")
+    return path if path.is_dir() else path.parent
+
 
 SHOWN_LINES = 10
 Row = Mapping[str, Any]

@@ -1,7 +1,11 @@
 """The files of a workspace as a value: read from a directory or another place, packed to be uploaded, compared.
 
-Holds: the same files give the same bytes; links and devices are never followed or kept. A patch is valid for
-`git apply`, except that binary files and files beyond its limit are only named.
+Check programs run in the workspaces of checks, and decide whether tests have passed.
+
+Holds: the same files give the same bytes; links and devices are never followed or kept. A patch is valid for `git
+apply`, except that binary files and files beyond its limit are only named. They are laid over last, in a directory
+where no file of an agent counts, and Python starts them with `-I`: the workspace, the environment and the user's
+packages cannot influence their imports.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import difflib
 import gzip
 import io
+import json
 import os
 import re
 import stat
@@ -16,7 +21,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker.contract import UploadedSource, WorkspaceSpec
 from broker.coordination import check_size, make_content_name
@@ -220,3 +225,37 @@ def _section(name: str, old: TreeFile | None, new: TreeFile | None) -> str:
 
 def _mode(file: TreeFile) -> str:
     return "100755" if file.is_executable else "100644"
+
+
+FOLDER = ".deckhands_check"
+DIRECTORY = Path(__file__).parents[2] / "examples" / "checks"
+COMMAND = f"python3 -I {FOLDER}/run.py"
+_PARTS = ("guarded.py", "separate.py", "node_tests.js")
+
+
+@dataclass(frozen=True, slots=True)
+class OverlaidFiles:
+    """Files, with other files laid over them."""
+
+    below: Path | FileSource | None
+    above: Tree
+
+    def read(self) -> dict[str, TreeFile]:
+        """Return the files. Raises the errors of `read_tree`."""
+        return {**read_tree(self.below), **self.above}
+
+
+def program_files(name: str, asked: Mapping[str, Any]) -> dict[str, TreeFile]:
+    """Return the files of a program that `COMMAND` runs, with its input."""
+    found = {f"{FOLDER}/{part}": TreeFile((DIRECTORY / part).read_bytes()) for part in _PARTS}
+    return found | {
+        f"{FOLDER}/run.py": TreeFile((DIRECTORY / f"{name}.py").read_bytes()),
+        f"{FOLDER}/asked.json": TreeFile(json.dumps(asked).encode()),
+    }
+
+
+def build_test_check(hidden: Path | FileSource | None, files: tuple[str, ...], **asked: Any) -> OverlaidFiles:
+    """Return hidden files with the program that runs the tests in some of them."""
+    return OverlaidFiles(
+        hidden, program_files("named_tests", {"files": files, "isolated": False, "in_process": [], **asked})
+    )

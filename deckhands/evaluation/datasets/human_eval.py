@@ -14,8 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deckhands.evaluation.datasets.check_programs import COMMAND, program_files
-from deckhands.evaluation.datasets.file_trees import MemoryFiles, to_tree
+from deckhands.evaluation.datasets.file_trees import COMMAND, MemoryFiles, program_files, to_tree
 from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance
 
 KEYS = frozenset({"task_id", "prompt", "entry_point", "test"})

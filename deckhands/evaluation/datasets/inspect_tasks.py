@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime import UsageError
-from deckhands.evaluation.datasets.defaults import DatasetDefaults
 from deckhands.evaluation.datasets.file_trees import MemoryFiles, TreeFile
 from deckhands.evaluation.datasets.human_eval import make_command_script
-from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance, Judge, ScorerFailed
+from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, DatasetDefaults, Instance, Judge, ScorerFailed
 from deckhands.evaluation.datasets.repositories import is_safe
 from deckhands.evaluation.rewards import Rewards
 
@@ -216,7 +215,9 @@ def _judge(sample: Any, scorers: Sequence[Callable[..., Any]]) -> Judge:
         reasons = [f"{score.value!r}: {score.explanation or score.answer or ''}" for score in scores]
         values: dict[str, float] = {}
         for number, (scorer, score) in enumerate(zip(scorers, scores, strict=True), 1):
-            name = _scorer_name(scorer, number)
+            from inspect_ai._util.registry import is_registry_object, registry_info
+
+            name = registry_info(scorer).name.rpartition("/")[2] if is_registry_object(scorer) else f"scorer{number}"
             if isinstance(score.value, Mapping):
                 values |= {f"{name}/{key}": value_to_float()(value) for key, value in score.value.items()}
             elif isinstance(score.value, list | tuple):
@@ -231,9 +232,3 @@ def _judge(sample: Any, scorers: Sequence[Callable[..., Any]]) -> Judge:
         )
 
     return judge
-
-
-def _scorer_name(scorer: Any, number: int) -> str:
-    from inspect_ai._util.registry import is_registry_object, registry_info
-
-    return registry_info(scorer).name.rpartition("/")[2] if is_registry_object(scorer) else f"scorer{number}"

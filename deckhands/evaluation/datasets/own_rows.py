@@ -16,8 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime import UsageError
 from deckhands.client import ADDRESSES, DATA, to_image_urls
-from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
-from deckhands.evaluation.datasets.file_trees import FileSource, MemoryFiles, TreeFile, read_tree, require_fit
+from deckhands.evaluation.datasets.file_trees import (
+    COMMAND,
+    FileSource,
+    MemoryFiles,
+    TreeFile,
+    build_test_check,
+    read_tree,
+    require_fit,
+)
 from deckhands.evaluation.datasets.instances import ID, Instance
 from deckhands.evaluation.datasets.repositories import is_safe
 

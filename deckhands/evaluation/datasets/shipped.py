@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime import UsageError
-from deckhands.evaluation.datasets.check_programs import COMMAND, build_test_check
-from deckhands.evaluation.datasets.file_trees import read_tree
+from deckhands.evaluation.datasets.file_trees import COMMAND, build_test_check, read_tree
 from deckhands.evaluation.datasets.instances import Instance
 
 DIRECTORY = Path(__file__).parents[2] / "examples" / "shipped"

@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from broker.runtime import UsageError
-from deckhands.evaluation.datasets.check_programs import COMMAND, program_files
 from deckhands.evaluation.datasets.docker_images import DOCKER, ENTER, ImageFiles, find_image
+from deckhands.evaluation.datasets.file_trees import COMMAND, program_files
 from deckhands.evaluation.datasets.human_eval import make_command_script
 from deckhands.evaluation.datasets.instances import ID, Instance
 from deckhands.evaluation.datasets.repositories import (

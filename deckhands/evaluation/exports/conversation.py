@@ -1,9 +1,14 @@
-"""One conversation in the formats of evaluations: it has no score, so its outcome is `unscored`."""
+"""One conversation in the formats of evaluations: it has no score, so its outcome is `unscored`.
+
+Patches in the form of SWE-bench's own harness: `predictions.jsonl`, one line for each instance.
+
+Source: `swebench.harness.utils.get_predictions_from_file` (swebench 5.0).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.contract import Event
@@ -46,3 +51,8 @@ def export_conversation(conversation_id: str, events: Sequence[Event], form: str
         case _:
             log = to_inspect_log(conversation_id, summary.title or "conversation", model, [(row, dialogue)])
             return json.dumps(log, ensure_ascii=False, indent=2) + "\n"
+
+
+def to_prediction(row: Mapping[str, Any], patch: str) -> dict[str, str]:
+    """Return the line of an attempt."""
+    return {"instance_id": str(row["instance"]), "model_name_or_path": str(row["model"]), "model_patch": patch}

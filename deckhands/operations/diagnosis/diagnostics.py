@@ -1,24 +1,42 @@
-"""Checks of this machine's support for workspaces, by a separate `tool_worker` process; and of the settings."""
+"""Checks of this machine's support for workspaces, by a separate `tool_worker` process; and of the settings.
+
+Read a store without changing it: connections that load no functions, and checks that tolerate a missing right.
+
+Holds: only commands that read. A missing right of the store user becomes a finding and hides no other finding.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 
 from broker.coordination import list_quarantined
 from broker.health import HEALTHY, STORE_ROLE, check
-from broker.runtime import TOOLS, BrokerSettings, StoreError, UsageError, make_worker_environment
+from broker.runtime import (
+    SYSTEM_CLOCK,
+    TOOLS,
+    BrokerSettings,
+    DeckhandsError,
+    SharedClock,
+    StoreError,
+    StoreMisconfigured,
+    UsageError,
+    make_worker_environment,
+)
 from broker.store import (
     APPEND_ONLY_REMEDY,
     NO_REPLICA_REMEDY,
     STORE,
     TOOLS_FAILED,
     Connection,
+    MasterKeys,
     ShardKeys,
+    ShardLayout,
+    Store,
     connect,
     decode_text,
     describe_missing_replica,
@@ -27,6 +45,8 @@ from broker.store import (
     load_server_facts,
     open_store,
     parse_numbers,
+    read_tolerantly,
+    to_pairs,
 )
 from broker.tools import ToolFailures
 from deckhands.client import ArchiveStorage, ArchiveUnavailable, Retention
@@ -182,3 +202,54 @@ def find_sandbox_fault(environment: Mapping[str, str]) -> str | None:
     if any(finding.is_good for finding in tried):
         return None
     return "; ".join(finding.detail for finding in tried)
+
+
+PATIENCE_SECONDS = 5.0
+REMEDY = "Name a store user with more rights in DECKHANDS_URL, such as that of a worker or the admin."
+OVERWRITTEN = "If a key has another type, it was overwritten: docs/deployment.md, What cannot be read."
+
+
+async def find_store(connection: Connection) -> Store | None:
+    """Return the store behind a connection, unchanged; None if it was never used or was overwritten."""
+    about = to_pairs((await read_tolerantly(connection, [("HGETALL", STORE)]))[0])
+    generation = decode_text(about.get("generation"))
+    try:
+        layout = ShardLayout(*parse_numbers(decode_text(about.get("shards"))))
+    except ValueError:
+        return None
+    return Store(
+        connection=connection,
+        layout=layout,
+        generation=generation,
+        clock=SharedClock(SYSTEM_CLOCK),
+        patience_seconds=PATIENCE_SECONDS,
+        warnings=(),
+        masters=MasterKeys.load(BrokerSettings.from_env()),
+    )
+
+
+async def run_check(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
+    """Return the findings of a check, or a finding that it lacks a right."""
+    try:
+        return await check()
+    except StoreMisconfigured as error:
+        if "NOPERM" not in error.message:
+            raise
+        return [Finding(name, False, False, "this store user may not read it", REMEDY)]
+    except DeckhandsError as error:
+        return [Finding(name, False, True, f"cannot be examined: {error.message}", error.remedy or OVERWRITTEN)]
+
+
+def passed_finding(name: str, detail: str) -> Finding:
+    """Return a finding of a passed check."""
+    return Finding(name, is_good=True, is_needed=False, detail=detail)
+
+
+def warning_finding(name: str, detail: str, remedy: str) -> Finding:
+    """Return a finding that needs attention although the cluster works."""
+    return Finding(name, is_good=False, is_needed=False, detail=detail, remedy=remedy)
+
+
+def failed_finding(name: str, detail: str, remedy: str) -> Finding:
+    """Return a finding that stops the cluster or breaks one of its promises."""
+    return Finding(name, is_good=False, is_needed=True, detail=detail, remedy=remedy)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from broker.runtime import StoreError
 from broker.store import connect, load_server_facts
 from deckhands.operations.diagnosis import log_findings, store_findings, worker_findings
-from deckhands.operations.diagnosis.checks import OVERWRITTEN, failed_finding, find_store, run_check
-from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.diagnostics import OVERWRITTEN, Finding, failed_finding, find_store, run_check
 from deckhands.operations.diagnosis.log_findings import find_orphaned_keys, find_ownerless, read_logs, report_logs
 from deckhands.operations.diagnosis.store_findings import (
     check_encryption,

@@ -20,8 +20,7 @@ from broker.runtime import (
     format_count,
 )
 from broker.store import Store, decode_text, parse_number, read_tolerantly
-from deckhands.operations.diagnosis.checks import failed_finding, passed_finding, warning_finding
-from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.diagnostics import Finding, failed_finding, passed_finding, warning_finding
 
 INVARIANTS, ORPHANS = "invariants", "orphans"
 PAGE = 200

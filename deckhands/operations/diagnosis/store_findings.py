@@ -22,8 +22,7 @@ from broker.store import (
     read_tolerantly,
     to_pairs,
 )
-from deckhands.operations.diagnosis.checks import failed_finding, passed_finding, warning_finding
-from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.diagnostics import Finding, failed_finding, passed_finding, warning_finding
 
 SETTINGS, RIGHTS, FUNCTIONS = "store settings", "store rights", "store functions"
 ENCRYPTION = "encryption"

@@ -18,8 +18,7 @@ from broker.store import (
     read_tolerantly,
     to_pairs,
 )
-from deckhands.operations.diagnosis.checks import failed_finding, passed_finding, warning_finding
-from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.diagnostics import Finding, failed_finding, passed_finding, warning_finding
 from deckhands.operations.monitoring.queues import Depth, read_depths
 
 WORKERS, VERSIONS, CLOCKS, LAG, QUEUES = "workers", "workers' versions", "workers' clocks", "lag", "queues"

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE
-from deckhands.operations.jobs.checkpoints import remove_checkpoints
+from deckhands.operations.jobs.cleanup import remove_checkpoints, remove_orphans, trim_operations
 from deckhands.operations.jobs.job import LONGEST_LIMIT_SECONDS, Job
-from deckhands.operations.jobs.operations_record import trim_operations
-from deckhands.operations.jobs.orphans import remove_orphans
 from deckhands.operations.jobs.retiring import restore, retire
 from deckhands.operations.jobs.scheduler import TICK_SECONDS, has_due_schedules, start_due_schedules
 from deckhands.operations.jobs.webhook_jobs import NOTIFY_SECONDS, deliver, has_news, notify

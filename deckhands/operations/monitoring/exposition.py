@@ -29,10 +29,9 @@ from broker.runtime import StoreError, StoreRefused
 from broker.store import Connection, Store, load_all_server_facts, parse_number, read_tolerantly, to_pairs
 from broker.tools import ToolOffers
 from deckhands.operations.monitoring import families
-from deckhands.operations.monitoring.census import Census
+from deckhands.operations.monitoring.census import Census, WorkerMetrics, read_workers
 from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
 from deckhands.operations.monitoring.queues import CeleryWaits, read_depths
-from deckhands.operations.monitoring.workers import WorkerMetrics, read_workers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FRESH_SECONDS = 1.0
@@ -58,8 +57,7 @@ class Exposition:
 
     Args:
         celery: a connection to Celery's broker; None: its metrics are left out.
-        own: returns the figures of this process, such as the open streams of a server.
-        own_role: the role and worker under which those are reported.
+        own: returns the figures of this server, such as the open streams of a server.
         sees_inbox: this process has the right to read the inbox.
     """
 
@@ -69,28 +67,34 @@ class Exposition:
         celery: Connection | None = None,
         *,
         own: Callable[[], Mapping[str, LabeledValues]] | None = None,
-        own_role: str = "server",
         sees_inbox: bool = True,
     ) -> None:
         self._store = store
         self._celery = celery
         self._own = own
-        self._own_role = own_role
         self._sees_inbox = sees_inbox
         self._census = Census(store)
         self._celery_waits = CeleryWaits()
         self._turn = asyncio.Lock()
-        self._latest: tuple[float, bytes] | None = None
+        self._latest: tuple[float, Samples] | None = None
+        self._rendered: tuple[Samples, bytes] | None = None
 
     async def text(self) -> bytes:
         """Return the metrics; raises no error that the store can cause."""
+        found = await self.samples()
+        if self._rendered is None or self._rendered[0] is not found:
+            self._rendered = (found, render(found))
+        return self._rendered[1]
+
+    async def samples(self) -> Samples:
+        """Return the metrics as values; raises no error that the store can cause."""
         async with self._turn:
             now = self._store.clock.monotonic()
             if self._latest is None or now - self._latest[0] >= FRESH_SECONDS:
-                self._latest = (now, render(await self._samples(now)))
+                self._latest = (now, await self._read(now))
             return self._latest[1]
 
-    async def _samples(self, began: float) -> Samples:
+    async def _read(self, began: float) -> Samples:
         found: Samples = {}
         failures, is_up = 0, True
         for part in (self._of_store, self._of_workers, self._of_conversations):
@@ -101,7 +105,7 @@ class Exposition:
         if self._celery is not None:
             failures += await self._outcome(self._of_celery, found) is not QueryResult.READ
         if self._own is not None:
-            add_figures(found, [WorkerMetrics(self._own_role, self._own_role, 0.0, self._own(), frozenset())])
+            add_figures(found, [WorkerMetrics("server", "server", 0.0, self._own(), frozenset())])
         found[families.UP] = {(): float(is_up)}
         found[families.FAILURES] = {(): float(failures)}
         found[families.SECONDS] = {(): self._store.clock.monotonic() - began}

@@ -318,7 +318,7 @@ def _prepare_request(name: str, request: TaskSpec) -> TaskSpec:
         raise UsageError("A schedule has no idempotency_key: each tick is a new conversation.", remedy="Leave it out.")
     if isinstance(request.workspace_spec().source, UploadedSource):
         raise UsageError(
-            "The workspace of a schedule cannot begin with an uploaded file, which is kept for one conversation.",
+            "A schedule cannot start its workspaces from an uploaded file, which is kept for one conversation only.",
             remedy="Name a directory or a repository.",
         )
     if request.labels.get(LABEL, name) != name:

@@ -93,7 +93,7 @@ class RunningAgent:
         self._unwritten += line
         self.flush()
         if len(self._unwritten) > UNREAD_LIMIT_BYTES:
-            raise AgentLost("malformed_reply", "The agent does not read what it is sent.")
+            raise AgentLost("malformed_reply", "The agent does not read its input.")
 
     def flush(self) -> None:
         """Write buffered lines as far as the agent reads. The end of the agent is noticed by `read`, not here."""

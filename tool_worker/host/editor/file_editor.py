@@ -2,13 +2,17 @@
 
 Rules, limits and wording are those of OpenHands (openhands-aci), on which models were trained.
 
+A directory is shown to two levels; hidden entries are counted and left out.
+
 Holds:
     - `run` answers every call with a result. Every error of the model or the file system becomes a text that starts
       with `ERROR:` and names the next step.
     - All texts of a result are valid UTF-8, and `content` is bounded.
+    - The text and the memory of a listing are bounded, however large the directories are.
 Does not:
     - Confine paths to the workspace; the sandbox around the workspace host does this for all tools.
     - Convert documents.
+    - Define which part of a directory is shown if the whole is too large.
 """
 
 from __future__ import annotations
@@ -16,22 +20,19 @@ from __future__ import annotations
 import os
 import stat
 
-from tool_worker.host.editor.directory_listing import list_directory
 from tool_worker.host.editor.editor_arguments import optional_text, parse_insert_line, parse_line_range, require_text
-from tool_worker.host.editor.picture import is_picture, picture_url
 from tool_worker.host.editor.replacements import SPANS_LIMIT, Replacement, Span, apply_replacements, parse_replacements
 from tool_worker.host.text_files.file_errors import (
     EditorError,
     EditRefusedError,
+    FileAccessError,
     InvalidParameterError,
     as_utf8,
     excerpt,
 )
-from tool_worker.host.text_files.regular_file import find_status, make_parents
-from tool_worker.host.text_files.seen_files import SeenFiles
-from tool_worker.host.text_files.text_diff import render_unified_diff
-from tool_worker.host.text_files.text_file import TextFile, with_plain_breaks
-from tool_worker.host.text_files.versioned_files import VersionedFiles
+from tool_worker.host.text_files.regular_file import find_status, is_picture, make_parents, picture_url
+from tool_worker.host.text_files.text_file import TextFile, render_unified_diff, with_plain_breaks
+from tool_worker.host.text_files.versioned_files import SeenFiles, VersionedFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ _CLIPPED_NOTICE = (
     "<response clipped><NOTE>Due to the max output limit, only part of this file has been shown to you. You should "
     "retry this tool after you have searched inside the file with `grep -n` in order to find the line numbers of what "
     "you are looking for.</NOTE>"
+)
+_LISTING_CLIPPED_NOTICE = (
+    "<response clipped><NOTE>Due to the max output limit, only part of this directory has been shown to you. "
+    "You should use `ls -la` instead to view large directories incrementally.</NOTE>"
 )
 
 
@@ -341,3 +346,68 @@ def _result(
         "new_content": new_content,
         "diff": None if new_content is None else render_unified_diff(old_content or "", new_content, path),
     }
+
+
+def list_directory(path: str, limit_chars: int) -> str:
+    """List a directory and its subdirectories, each followed by its entries in the order of their names.
+
+    Symbolic links are followed. A subdirectory that cannot be read is shown without its entries.
+
+    Args:
+        path: Absolute path of the directory.
+        limit_chars: Bound of the list itself, without header and notices.
+
+    Raises:
+        FileAccessError: the directory itself cannot be read.
+    """
+    root = path.rstrip("/") + "/"
+    try:
+        names, hidden_count = _read_names(root, limit_chars)
+    except OSError as error:
+        raise FileAccessError(error, f"list {path}") from error
+    # Differs: each directory is followed by its own entries, because the order of `sort` depends on the locale.
+    listing = root
+    for name in names:
+        listing += _list_entry(root + name, limit_chars)
+        if len(listing) > limit_chars:
+            listing = listing[:limit_chars] + _LISTING_CLIPPED_NOTICE
+            break
+    text = f"Here's the files and directories up to 2 levels deep in {path}, excluding hidden items:\n{listing}"
+    if hidden_count:
+        text += (
+            f"\n\n{hidden_count} hidden files/directories in this directory are excluded. "
+            f"You can use 'ls -la {path}' to see them."
+        )
+    return text
+
+
+def _list_entry(path: str, limit_chars: int) -> str:
+    """Return the path of an entry on one line and, for a directory, the paths in it on the next lines."""
+    if not os.path.isdir(path):
+        return f"\n{path}"
+    directory = path + "/"
+    try:
+        names, _ = _read_names(directory, limit_chars)
+    except OSError:
+        names = []
+    lines = [directory]
+    for name in names:
+        entry = directory + name
+        lines.append(entry + "/" if os.path.isdir(entry) else entry)
+    return "".join("\n" + line for line in lines)
+
+
+def _read_names(directory: str, limit: int) -> tuple[list[str], int]:
+    """Return the sorted names of at most `limit` visible entries, and the number of hidden ones found so far."""
+    names = []
+    hidden_count = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                hidden_count += 1
+                continue
+            names.append(entry.name)
+            # A name takes at least two characters with its line break, so more names could not be shown.
+            if len(names) >= limit:
+                break
+    return sorted(names), hidden_count

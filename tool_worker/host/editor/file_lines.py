@@ -15,7 +15,6 @@ import os
 import stat
 
 from tool_worker.host.editor.editor_arguments import require_text
-from tool_worker.host.editor.picture import is_picture, picture_url
 from tool_worker.host.text_files.file_errors import (
     EditorError,
     EditRefusedError,
@@ -26,9 +25,8 @@ from tool_worker.host.text_files.file_errors import (
     as_utf8,
     excerpt,
 )
-from tool_worker.host.text_files.regular_file import find_status
-from tool_worker.host.text_files.text_diff import split_lines
-from tool_worker.host.text_files.text_file import with_plain_breaks
+from tool_worker.host.text_files.regular_file import find_status, is_picture, picture_url
+from tool_worker.host.text_files.text_file import split_lines, with_plain_breaks
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 MAX_READ_CHARS = 1_000_000

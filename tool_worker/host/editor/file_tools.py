@@ -11,8 +11,7 @@ from tool_worker.host.editor.file_editor import FileEditor
 from tool_worker.host.editor.file_lines import FileLines
 from tool_worker.host.editor.patching import Patching
 from tool_worker.host.text_files.file_history import FileHistory
-from tool_worker.host.text_files.seen_files import SeenFiles
-from tool_worker.host.text_files.versioned_files import VersionedFiles
+from tool_worker.host.text_files.versioned_files import SeenFiles, VersionedFiles
 
 CHECKED_ENDINGS = (".py", ".pyi", ".json", ".js", ".mjs", ".cjs")
 

@@ -27,7 +27,7 @@ from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.loop import EventLoop
 from tool_worker.host.shell.bash_call import BashCall
 from tool_worker.host.shell.command_marks import CommandEnd
-from tool_worker.host.shell.output_file import LONG_OUTPUT_BYTES
+from tool_worker.host.shell.output_buffer import LONG_OUTPUT_BYTES
 from tool_worker.host.shell.shell import ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, STARTED, SUBMITTED, Shell, ShellEvents
 
 TYPE_CHECKING = False

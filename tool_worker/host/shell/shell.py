@@ -31,8 +31,7 @@ from tool_worker.host.descendants import (
 from tool_worker.host.hardening import lower_limits
 from tool_worker.host.loop import BufferedWriter, EventLoop
 from tool_worker.host.shell.command_marks import CommandEnd, CommandMark, MarkScanner, end_line, start_line
-from tool_worker.host.shell.output_buffer import OutputBuffer
-from tool_worker.host.shell.output_file import OutputFile
+from tool_worker.host.shell.output_buffer import OutputBuffer, OutputFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,11 +1,14 @@
 """Reading and replacing the bytes of one regular file.
 
+The editor's `view` shows pictures to a vision model.
+
 Holds:
     - Never blocks on a FIFO, a device or a socket, and never reads more than the limit, whatever `stat` reports.
     - A replacement is atomic: readers see the old bytes or the new ones, and an error leaves the old ones.
     - The mode is kept except for the set-id bits, and the owner if the operating system allows it. A symbolic link is
       kept, and its target is replaced.
     - A file that this process may not write is not replaced, even if the directory permissions would allow it.
+    - The format of a picture is detected from its content, not from its name; larger pictures are refused with a hint.
 Does not:
     - Keep hard links (the other names keep the old bytes), extended attributes or ACLs.
     - fsync: a power failure may lose the last edits, a killed process does not.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from binascii import b2a_base64
 
 from tool_worker.host.text_files.file_errors import FileAccessError, FileRejectedError
 
@@ -182,3 +186,30 @@ def _keep_owner(descriptor: int, old: os.stat_result) -> None:
     except PermissionError:
         # Only root may change the owner, and the edit matters more than the owner.
         return
+
+
+MAX_PICTURE_BYTES = 4 * 2**20
+"""Providers accept five million characters, and base64 adds a third; some providers downscale pictures."""
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
+
+
+def is_picture(path: str) -> bool:
+    """Return whether a file name has the suffix of a picture."""
+    return os.path.splitext(path)[1].lower() in SUFFIXES
+
+
+def picture_url(path: str) -> str:
+    """Return a picture as a `data:` address.
+
+    Raises:
+        FileRejectedError: it is too large, not a regular file, or not a picture.
+    """
+    content = read_regular_file(path, MAX_PICTURE_BYTES)
+    kind = next((kind for beginning, kind in _BEGINNINGS.items() if content.startswith(beginning)), None)
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        kind = "image/webp"
+    if kind is None:
+        raise FileRejectedError(path, "File is named like a picture, but is not a PNG, JPEG, GIF or WebP.")
+    return f"data:{kind};base64,{b2a_base64(content, newline=False).decode()}"

@@ -139,7 +139,10 @@ class McpServer:
                 if is_repeated or (error.code, error.message) != (INVALID_REQUEST, _SESSION_ENDED):
                     raise self._explain(error, name) from error
             is_repeated = True
-            await self._drop(connection)
+            async with self._turn:
+                if self._connection is connection:
+                    self._connection = None
+                    await connection.aclose()
 
     async def needs_polling(self) -> bool:
         """Return whether an HTTP server is not connected now, or cannot announce changes of its tools."""
@@ -324,12 +327,6 @@ class McpServer:
         connection = await self._open()
         await connection.list_if_changed(self.spec.name)
         return connection
-
-    async def _drop(self, connection: McpConnection) -> None:
-        async with self._turn:
-            if self._connection is connection:
-                self._connection = None
-                await connection.aclose()
 
     async def _open(self) -> McpConnection:
         async with self._turn:

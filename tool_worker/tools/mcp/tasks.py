@@ -195,7 +195,9 @@ def parse_questions(requests: Mapping[str, Any], most: int = MAX_QUESTIONS) -> t
         try:
             asked = ElicitRequest.model_validate(request, by_name=False).params
         except ValidationError as error:
-            raise ValueError("it asks for what only a person's program has, such as a model or files") from error
+            raise ValueError(
+                "it asks for something that only a user's program has, such as a model or files"
+            ) from error
         if isinstance(asked, ElicitRequestURLParams):
             _check_address(asked.url)
             question = ServerQuestion(key=key, message=asked.message, url=asked.url)

@@ -14,6 +14,8 @@ Holds:
       checkpoint, either the last or the one before.
     - Restored content is checked against its hash, and stays below the directory.
     - An entry is left out only if it changed while it was read, never because of a failure of the storage or of ours.
+    - The conversations of a tenant share a key, so that equal files of theirs are stored once. No other tenant's pieces
+      have the same names.
 Does not:
     - Save shells, processes, or files outside of the workspace.
     - Free the space of removed checkpoints; `removal` does.
@@ -21,26 +23,27 @@ Does not:
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import fsspec  # type: ignore[import-untyped]
 import zstandard
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from broker.runtime import Clock, CorruptEntry, check_conversation_id
-from broker.store import Cipher
+from broker.runtime import Clock, CorruptEntry, DataLocked, StoreError, check_conversation_id
+from broker.store import Cipher, Encryption
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 from tool_worker.workspace.files.file_tree import (
     DIRECTORY,
@@ -527,3 +530,31 @@ def are_valid_rows(rows: list[list[Any]]) -> bool:
         elif row[1] not in (FILE, LINK):
             return False
     return True
+
+
+SCOPE = "checkpoints"
+LIMIT_SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+class StoreCiphers:
+    """Implements `CheckpointCiphers` by a store's keys, which the loop of this process reads."""
+
+    def __init__(self, encryption: Encryption) -> None:
+        self._encryption = encryption
+        self._loop = asyncio.get_running_loop()
+
+    def of_conversation(self, conversation_id: str) -> Cipher | None:
+        """See `CheckpointCiphers`."""
+        return self._wait_for(self._encryption.find_tenant_cipher(conversation_id, SCOPE))
+
+    def of_key(self, sealed: bytes) -> Cipher:
+        """See `CheckpointCiphers`."""
+        return self._wait_for(self._encryption.load_tenant_cipher(sealed, SCOPE))
+
+    def _wait_for(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return asyncio.run_coroutine_threadsafe(call, self._loop).result(LIMIT_SECONDS)
+        except (DataLocked, StoreError, TimeoutError) as error:
+            raise CheckpointsUnavailable(f"The key of the checkpoint is not known: {error}") from error

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from tool_worker.completion import wait_to_completion
+from tool_worker.errors import wait_to_completion
 
 STAGING_PREFIX = ".draft-"
 

@@ -261,7 +261,7 @@ class _ForwardStream:
             self._position = offset
             self._is_back = True
         elif offset < self._position:
-            raise tarfile.ReadError("a member begins before the end of the one before it")
+            raise tarfile.ReadError("a member starts before the end of the previous one")
         while self._position < offset and self.read(min(CHUNK_BYTES, offset - self._position)):
             pass
         return self._position

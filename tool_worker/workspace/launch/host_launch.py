@@ -21,8 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from tool_worker.completion import wait_to_completion
-from tool_worker.errors import HostLost, WorkspaceUnavailable
+from tool_worker.errors import HostLost, WorkspaceUnavailable, wait_to_completion
 from tool_worker.host.configuration import (
     ALIVE_FD,
     FILTER_FD,
@@ -165,7 +164,8 @@ async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
     with _open_pidfd(pid) as main, _open_pidfd(_find_outer_process(pid)) as outer:
         # The process id is the host's only while the lock is held; later it may be reused.
         if folder.is_alive:
-            _ask_to_close(folder)
+            with suppress(OSError), folder.connect() as connection:
+                connection.send(b'{"op":"close","request":0}\n')
             if main is None:
                 await _wait_for_release(folder, END_GRACE_SECONDS)
             elif not await _wait_for_death(main, END_GRACE_SECONDS):
@@ -201,11 +201,6 @@ def reap(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
-
-
-def _ask_to_close(folder: HostFolder) -> None:
-    with suppress(OSError), folder.connect() as connection:
-        connection.send(b'{"op":"close","request":0}\n')
 
 
 def _find_outer_process(pid: int | None) -> int | None:
@@ -307,7 +302,7 @@ def _hand_over(listener: socket.socket, sources: Mapping[int, int], pid: int) ->
             if has_ended and status:
                 raise ConnectionAbortedError("the container was not started")
     if taker is None:
-        raise TimeoutError("nobody came for the descriptors of the host")
+        raise TimeoutError("the process of the sandbox did not fetch the descriptors of the host")
     with taker:
         taker.settimeout(HANDOVER_LIMIT_SECONDS)
         socket.send_fds(taker, [bytes(sources)], list(sources.values()))

@@ -17,9 +17,8 @@ from tool_worker.sandbox import (
     find_temporary_directory,
 )
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.launch.binding import Binding
 from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, proxy_environment
-from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import Binding, HostFolder
 from tool_worker.workspace.launch.session_programs import SessionPrograms
 
 GIT_CONFIGURATION = ".config/git/config"

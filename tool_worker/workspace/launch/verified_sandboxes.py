@@ -72,7 +72,7 @@ class VerifiedSandboxes:
             require_safe(run_self_test(sandbox))
         elif self._demanded != sandbox.name:
             raise SandboxTooWeak(
-                f"This node runs nothing in the sandbox {name}.",
+                f"This node does not use the sandbox {name}.",
                 remedy="Set DECKHANDS_SANDBOX=none on the node to allow it.",
             )
         # Inside the sandbox the code's directory is read-only, so hosts would compile it at every start.

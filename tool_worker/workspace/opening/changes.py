@@ -118,8 +118,8 @@ class Changes:
                 files, size = await asyncio.to_thread(measure, directory)
                 reason = f"not done within {self._limit_seconds:g} seconds" if is_late else error.message
                 raise WorkspaceTooLarge(
-                    f"The workspace has {files:,} entries with {size:,} bytes, which is too much to compare it with "
-                    f"its beginning: {reason.rstrip('.')}.",
+                    f"The workspace has {files:,} entries with {size:,} bytes, too many to compare with its "
+                    f"original state: {reason.rstrip('.')}.",
                     remedy=DOWNLOAD,
                 ) from error
 

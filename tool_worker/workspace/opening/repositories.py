@@ -1,5 +1,7 @@
 """Git operations of a tool worker: clones a workspace's source, and keeps its original state for comparisons.
 
+Of the tool worker's own machine, the repositories below the directories set by its operator may be cloned.
+
 Holds:
     - Git runs in the node's sandbox, and only with our configuration: no hooks, no helpers, no submodules, and only the
       requested protocol. A clone reads no settings of the repository.
@@ -7,27 +9,93 @@ Holds:
       other way. The host's own messages are not repeated.
     - A password reaches git in its environment, and is offered only to its own host.
     - The original state is kept outside of the workspace, where no program of the workspace can change it.
+    - A path leads below such a directory without any link, as the kernel resolves it. Nothing below the node's own
+      directory is given out. For a path that may not be cloned, the answer does not reveal whether it exists.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
+import stat
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from broker.contract import GitSource, parse_authority, render_authority
 from tool_worker.errors import SourceUnusable
 from tool_worker.sandbox import BubblewrapSandbox, Enclosure, Sandbox
 from tool_worker.workspace.files.file_tree import TreeLimits, measure
+from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.egress_gate import EgressGate
-from tool_worker.workspace.opening.confined_program import ProgramResult, run_confined
-from tool_worker.workspace.opening.program_egress import open_program_egress
-from tool_worker.workspace.opening.repository_roots import to_git_address
+from tool_worker.workspace.opening.confined_program import ProgramResult, open_program_egress, run_confined
+
+_REMEDY = (
+    "Let the operator name a directory above it in DECKHANDS_REPOSITORY_ROOTS, or upload it as a `git bundle` "
+    "(`-w FILE.bundle`)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryRoots:
+    """The directories below which repositories may be cloned; if empty, no local repository may be cloned."""
+
+    directories: tuple[Path, ...] = ()
+
+    def find_repository(self, url: str, *, node_dir: Path) -> Path:
+        """Return the path of the repository, or of the bundle, of a `file://` address. Blocks for some system calls.
+
+        Args:
+            node_dir: Directory of this node's workspaces.
+
+        Raises:
+            SourceUnusable: It may not be cloned, or does not exist.
+        """
+        parts = urlsplit(url)
+        path = Path(parts.path)
+        if parts.netloc or parts.query or parts.fragment or ".." in path.parts:
+            raise SourceUnusable(
+                f"{url} is not the address of a repository on this machine.",
+                remedy="Write git+file:///PATH#BRANCH, without a host and without `..`.",
+            )
+        for root in self.directories:
+            for spelling in dict.fromkeys((root, root.resolve())):
+                if path.is_relative_to(spelling):
+                    return _below(spelling.resolve(), path.relative_to(spelling), url, node_dir.resolve())
+        raise SourceUnusable(f"{url} cannot be cloned: this node clones no repository from there.", remedy=_REMEDY)
+
+
+def to_git_address(path: Path) -> str:
+    """Return a git address that means exactly this path: git decodes `%`-escapes itself."""
+    return f"file://{quote(str(path))}"
+
+
+def _below(root: Path, path: Path, url: str, node_dir: Path) -> Path:
+    try:
+        with Directory(root) as directory:
+            descriptor = directory.open(str(path), os.O_PATH, follows_links=False)
+    except OSError as error:
+        raise SourceUnusable(
+            f"{url} cannot be cloned: {error.strerror}.",
+            remedy="Check the path; links in it are not followed.",
+        ) from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+    finally:
+        os.close(descriptor)
+    found = root / path
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise SourceUnusable(
+            f"{url} cannot be cloned: it is neither a directory nor a bundle.", remedy="Name a repository."
+        )
+    if found.is_relative_to(node_dir) or node_dir.is_relative_to(found):
+        raise SourceUnusable(f"{url} cannot be cloned: the workspaces of this node are there.", remedy=_REMEDY)
+    return found
+
 
 CLONE_LIMIT_SECONDS = 600.0
 RECORD_LIMIT_SECONDS = 120.0
@@ -162,7 +230,7 @@ class SandboxedGit:
         environment = {"BASE": str(base), "TREE": str(directory), "GIT_ALLOW_PROTOCOL": "file"}
         ran = await self.run_script(_RECORD, enclosure, environment, scratch=base)
         if ran.code != 0:
-            raise SourceUnusable(f"What the workspace begins with cannot be recorded: {find_reason(ran)}")
+            raise SourceUnusable(f"The original state of the workspace cannot be recorded: {find_reason(ran)}")
 
     async def run_script(
         self,

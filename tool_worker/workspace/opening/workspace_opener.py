@@ -29,8 +29,14 @@ from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.files.staging import create_staging_async, move_into_place, remove_tree
 from tool_worker.workspace.files.unpacking import Unpacking
 from tool_worker.workspace.launch.egress_gate import EgressGate
-from tool_worker.workspace.opening.repositories import SandboxedGit, is_git_installed, parse_host, require_git
-from tool_worker.workspace.opening.repository_roots import RepositoryRoots, to_git_address
+from tool_worker.workspace.opening.repositories import (
+    RepositoryRoots,
+    SandboxedGit,
+    is_git_installed,
+    parse_host,
+    require_git,
+    to_git_address,
+)
 
 WORKSPACE, BASE, OPENED = "workspace", "base.git", "opened.json"
 
@@ -176,7 +182,7 @@ class WorkspaceOpener:
         finally:
             file.unlink()
         if not commit:
-            raise SourceUnusable(f"{source.name} cannot be cloned: there is no commit in it.")
+            raise SourceUnusable(f"{source.name} cannot be cloned: it has no commit.")
         return commit
 
     def _unpack(self, content: bytes, source: UploadedSource, workspace: Path) -> None:

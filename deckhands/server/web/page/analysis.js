@@ -1,17 +1,18 @@
 // Where the time and the money of a conversation went: a waterfall of its steps, and its use of models.
 
+import { ask, place } from "./api.js";
 import { costText, duration, usd } from "./dom.js";
 import { lineOf, lineOfCall } from "./steps.js";
-import { html, useEffect, useMemo, useRef } from "./ui.js";
+import { html, useEffect, useMemo, useRef, useState } from "./ui.js";
 import { usage } from "./usage.js";
 import { List } from "./virtual.js";
 
-const GAP_MS = 2_000, ROW_PX = 30;
+const GAP_MS = 2_000, ROW_PX = 30, TAKEOVERS_MS = 10_000;
 const WAITS = { awaiting_user_confirmation: "waits for a confirmation", awaiting_user_input: "waits for a message", rate_limited: "waits for the model's quota", paused: "is paused", stopped: "is stopped", error: "has failed", finished: "has finished" };
 const ms = (text) => new Date(text).getTime();
 
-/** Return the rows of the waterfall: model calls, tools and waits, each with its spans. */
-function rowsOf(items, events) {
+/** Return the rows of the waterfall: model calls, tools, waits and takeovers, each with its spans. */
+function rowsOf(items, events, takeovers) {
   const rows = [];
   for (const item of items) {
     if (item.type === "user") rows.push({ first: item.first, line: `You: ${lineOf(item)}`, spans: [["user", ms(item.events[0].timestamp), ms(item.events[0].timestamp), "a message"]] });
@@ -30,6 +31,11 @@ function rowsOf(items, events) {
     if (event.kind !== "observation.agent_state_changed") continue;
     if (since) { const [from, to] = [ms(since.timestamp), ms(event.timestamp)]; if (to - from > 200) rows.push({ first: since.id, line: `It ${WAITS[since.agent_state]}`, spans: [["wait", from, to, `${WAITS[since.agent_state]}, ${duration((to - from) / 1000)}`]] }); }
     since = WAITS[event.agent_state] ? event : null;
+  }
+  for (const one of takeovers) {
+    const at = ms(one.at), before = events.findLast((event) => ms(event.timestamp) <= at);
+    const what = one.action_id ? `A tool worker took over action ${one.action_id}` : "A controller worker took over";
+    rows.push({ first: before?.id ?? 1, key: `takeover-${one.at}-${one.action_id ?? ""}`, line: what, spans: [["takeover", at, at, `${what}${one.from_worker ? ` from ${one.from_worker}, which had died: now ${one.to_worker}` : " from one that had died"}`]] });
   }
   return rows.sort((one, other) => one.first - other.first);
 }
@@ -54,17 +60,24 @@ function scaleOf(rows) {
   };
 }
 
-export function Timeline({ items, events, onOpen }) {
-  const rows = useMemo(() => rowsOf(items, events), [items]);
+export function Timeline({ id, items, events, signal, onOpen }) {
+  const [takeovers, setTakeovers] = useState([]);
+  useEffect(() => {
+    const look = () => { if (!document.hidden) ask(`${place(id)}/takeovers`, { signal }).then(setTakeovers, () => {}); };  // it is asked again
+    look();
+    const timer = setInterval(look, TAKEOVERS_MS);
+    return () => clearInterval(timer);
+  }, [id]);
+  const rows = useMemo(() => rowsOf(items, events, takeovers), [items, takeovers]);
   const scale = useMemo(() => scaleOf(rows), [rows]);
   const sums = useMemo(() => {
-    const found = { model: 0, tool: 0, wait: 0 };
+    const found = { model: 0, tool: 0, wait: 0, takeover: 0 };
     for (const row of rows) for (const [kind, from, to] of row.spans) found[kind === "bad" ? "tool" : kind] += (to - from) / 1000 || 0;
     return found;
   }, [rows]);
   if (!rows.length) return html`<p class="dim empty">Nothing has run yet.</p>`;
-  return html`<div class="waterfall"><ul class="legend"><li><span class="swatch model"></span>Model calls ${duration(sums.model)}</li><li><span class="swatch tool"></span>Tools ${duration(sums.tool)}</li><li><span class="swatch wait"></span>Waits ${duration(sums.wait)}</li><li class="dim">Times in which nothing runs are shortened</li></ul>
-    <${List} count=${rows.length} keyOf=${(index) => rows[index]?.first ?? index} estimate=${ROW_PX} aria-label="Timeline" tabindex="0" role="region" row=${(index) => {
+  return html`<div class="waterfall"><ul class="legend"><li><span class="swatch model"></span>Model calls ${duration(sums.model)}</li><li><span class="swatch tool"></span>Tools ${duration(sums.tool)}</li><li><span class="swatch wait"></span>Waits ${duration(sums.wait)}</li>${takeovers.length ? html`<li><span class="swatch takeover"></span>Takeovers ${takeovers.length}</li>` : ""}<li class="dim">Times in which nothing runs are shortened</li></ul>
+    <${List} count=${rows.length} keyOf=${(index) => rows[index]?.key ?? rows[index]?.first ?? index} estimate=${ROW_PX} aria-label="Timeline" tabindex="0" role="region" row=${(index) => {
       const row = rows[index];
       return html`<div class="lane"><button type="button" class="quiet" title="Show it in the log" onClick=${() => onOpen(row.first)}>${row.line}</button><div class="track">${row.spans.map(([kind, from, to, text]) => {
         const left = scale(from), width = scale(to) - left;

@@ -27,8 +27,9 @@ async function problem(answer) {
   return new Problem(answer.status, found);
 }
 
-export async function ask(path, { method = "GET", body, signal, tries = 3 } = {}) {
+export async function ask(path, { method = "GET", body, signal, match, tries = 3 } = {}) {
   const more = body === undefined ? {} : { "Content-Type": "application/json" };
+  if (match) more["If-Match"] = match;
   if (method === "POST") more["Idempotency-Key"] = unique();
   const answer = await fetch(path, {
     method, signal, headers: headers(more), credentials: "omit", body: body === undefined ? undefined : JSON.stringify(body),
@@ -43,6 +44,13 @@ export async function ask(path, { method = "GET", body, signal, tries = 3 } = {}
     throw await problem(answer);
   }
   return answer.status === 204 ? null : answer.json();
+}
+
+/** Change a thing as it is now: if it was changed since, the server refuses. `then` is behind its path. */
+export async function revise(path, then, { method, body }) {
+  const known = await fetch(path, { headers: headers(), credentials: "omit" });
+  if (!known.ok) throw await problem(known);
+  return ask(path + then, { method, body, match: known.headers.get("ETag") });
 }
 
 async function got(path) {

@@ -1,7 +1,8 @@
 // One card for each group of events: what was said, the calls with their results, and what it cost.
 
+import { ask, place } from "./api.js";
 import { Code, Diff, languageOfPath, Output } from "./code.js";
-import { clean, duration, el, time, usd } from "./dom.js";
+import { clean, costText, duration, el, time, usd } from "./dom.js";
 import { picture, tasks } from "./events.js";
 import { explanationOf, reasonOf } from "./errors.js";
 import { nodesOf } from "./markdown.js";
@@ -108,6 +109,30 @@ function RawEvent({ log, event }) {
   return html`<${Output} id=${`${log.id}-json-${event.id}`} text=${JSON.stringify(fields, null, 2)} language="json" />`;
 }
 
+/** Show the conversation as it was after an event. */
+function StateAt({ log, event }) {
+  const [found, setFound] = useState(null), [problem, setProblem] = useState("");
+  useEffect(() => { ask(`${place(log.id)}?at=${event}`, { signal: log.signal }).then(({ summary }) => setFound(summary), (error) => setProblem(error.message)); }, [event]);
+  if (problem) return html`<p class="bad">${problem}</p>`;
+  if (!found) return html`<p class="dim">Reading…</p>`;
+  const tokens = found.prompt_tokens + found.completion_tokens;
+  const facts = [["State", html`<span class=${`state ${found.state}`}>${found.state.replaceAll("_", " ")}</span>`], ["Title", found.title], ["Agent", found.agent], ["Model", found.model], ["Steps", found.iterations], ["Cost", costText(found.cost_usd, !found.has_unknown_cost)], ["Tokens", tokens.toLocaleString("en")],
+    ["Time", duration(found.duration_seconds)], ["Workspace", found.workspace], ["Labels", Object.entries(found.labels).map(([name, value]) => `${name}=${value}`).join(" ")], ["Waits for the action", found.asked_id], ["Error", found.last_error], ["Last message", found.message]];
+  return html`<dl class="state-at">${facts.filter(([, value]) => value || value === 0).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+}
+
+/** Show the prompt of a model call, which the server makes again from the log. */
+function Prompt({ log, event }) {
+  const [found, setFound] = useState(null), [problem, setProblem] = useState("");
+  useEffect(() => { ask(`${place(log.id)}/prompt?at=${event}`, { signal: log.signal }).then(setFound, (error) => setProblem(error.message)); }, [event]);
+  if (problem) return html`<p class="bad">${problem}</p>`;
+  if (!found) return html`<p class="dim">Making it again…</p>`;
+  const messages = found.messages.map((one, number) => html`<li key=${number}><strong>${one.role}</strong> <span class="mono">${one.name}</span>
+    ${one.content.map((text, part) => html`<${Output} id=${`${log.id}-prompt-${event}-${number}-${part}`} text=${text} />`)}
+    ${one.tool_calls.map((call) => html`<${Code} text=${`${call.name} ${call.arguments}`} language="json" class="command" />`)}</li>`);
+  return html`<p class="dim">${found.messages.length} messages for ${found.model || "the workers' model"}${found.tools.length ? `; tools: ${found.tools.join(", ")}` : ""}</p><ol class="prompt-at">${messages}</ol>`;
+}
+
 const numberOf = (log, item) => html`<a class="number" href=${`#/c/${log.id}@${item.first}`} title="Link to this place">${item.first === item.last ? item.first : `${item.first}–${item.last}`}</a>`;
 
 function Costs({ reply }) {
@@ -128,6 +153,8 @@ export function Card({ log, item, isOver, isCurrent, isHit, onFork }) {
   const attributes = { id: `i${item.first}`, tabindex: -1, "data-first": item.first, "data-last": item.last, "aria-label": `${item.type === "step" ? `Step ${item.number || ""}` : item.type}: ${lineOf(item)}` };
   const classes = `${item.isBad ? " bad" : ""}${isCurrent ? " current" : ""}${isHit ? " hit" : ""}`;
   const foot = html`<footer><${Fold} id=${`${log.id}-events-${item.key}`} label=${item.events.length === 1 ? "All fields" : `${item.events.length} events`}>${() => html`<${Raw} log=${log} events=${item.events} />`}<//>
+    <${Fold} id=${`${log.id}-state-${item.key}`} label="State then">${() => html`<${StateAt} log=${log} event=${item.last} />`}<//>
+    ${item.reply && item.first > 1 ? html`<${Fold} id=${`${log.id}-prompt-${item.key}`} label="Prompt">${() => html`<${Prompt} log=${log} event=${item.first - 1} />`}<//>` : ""}
     <span class="grow"></span><button type="button" class="quiet" onClick=${() => onFork(item.last)}>Fork here</button></footer>`;
   const event = item.events[0];
   switch (item.type) {

@@ -1,15 +1,14 @@
-// The cluster: its progress, speed and cost, its workers and queues, and the limits that bind.
-// Plots start when this page is first opened in a tab, and continue while the tab shows another page.
+// The cluster: its recent past, its workers and queues, what needs an operator, and what an operator may change.
 
-import { ask, text } from "./api.js";
+import { ask, place, revise, text } from "./api.js";
 import { line, meter } from "./chart.js";
-import { duration, el, grid, named, replace, usd } from "./dom.js";
+import { ago, askForAll, duration, el, grid, named, note, replace, usd } from "./dom.js";
 
-const REFRESH_MS = 2_000, SAMPLE_MS = 5_000, KEPT = 720, WINDOW_MS = 30_000;
+const REFRESH_MS = 2_000, HISTORY_MS = 5_000;
+const SPANS = { hour: { name: "Last hour", kept: 720 }, day: { name: "Last day", kept: 1_440 } };
 const SAMPLE = /^(\w+)(?:\{(.*)\})? (\S+)$/;
-const COUNTERS = ["deckhands_steps_total", "deckhands_cost_usd_total", "deckhands_takeovers_total"];
-const history = [];
-let sampler = 0, counted = [], latest = null;
+const REASON = { name: "reason", label: "Reason (it is recorded)", required: true };
+let span = "hour";
 
 /** Parse Prometheus' text format: name → [[labels, value]]. */
 function metrics(content) {
@@ -23,98 +22,153 @@ function metrics(content) {
   return found;
 }
 
-const sum = (found, name, wanted = () => true) => (found.get(name) || []).reduce((total, [labels, value]) => wanted(labels) ? total + value : total, 0);
 const label = (labels, name) => new RegExp(`(?:^|,)${name}="((?:[^"\\\\]|\\\\.)*)"`).exec(labels)?.[1] ?? "";
+const count = (value) => Math.round(value).toLocaleString("en");
 
-/** Take a sample: gauges as they are, counters as their rate per second over the last half minute. */
-async function sample() {
-  if (document.hidden) return;
-  const found = metrics(await text("/metrics")), now = Date.now();
-  const values = new Map(COUNTERS.flatMap((name) => (found.get(name) || []).map(([labels, value]) => [`${name} ${labels}`, value])));
-  counted = [...counted.filter(([at]) => now - at <= WINDOW_MS), [now, values]];
-  const [then, before] = counted[0];
-  // A worker that started or ended meanwhile counts from its next sample on.
-  const grown = (name) => [...values].reduce((total, [series, value]) => series.startsWith(`${name} `) && before.has(series) ? total + Math.max(0, value - before.get(series)) : total, 0);
-  const rate = (name) => now > then ? (1000 * grown(name)) / (now - then) : 0;
-  latest = found;
-  if (before === values) return;  // nothing to compare with yet
-  history.push({ at: now, steps: rate(COUNTERS[0]), spend: 3600 * rate(COUNTERS[1]), takeovers: grown(COUNTERS[2]),
-    running: sum(found, "deckhands_conversations", (labels) => label(labels, "state") === "running"),
-    waiting: sum(found, "deckhands_queue_entries", (labels) => label(labels, "standing") !== "held"),
-    oldest: Math.max(0, ...(found.get("deckhands_queue_oldest_seconds") || []).map(([, value]) => value)) });
-  history.splice(0, Math.max(0, history.length - KEPT));
-}
-
+/** What is plotted: its field, its title, how a value is shown, and whether the samples' sum is the figure. */
 const TILES = [
   ["steps", "Steps per second", (value) => value.toFixed(value < 10 ? 2 : 0)],
   ["spend", "Spend per hour", usd],
-  ["running", "Conversations at work", (value) => value.toLocaleString("en")],
-  ["waiting", "Waiting in queues", (value) => value.toLocaleString("en")],
+  ["running", "Conversations at work", count],
+  ["waiting", "Waiting in queues", count],
   ["oldest", "Oldest in a queue", duration],
-  ["takeovers", "Takeovers in 30 s", (value) => value.toLocaleString("en")],
+  ["takeovers", "Takeovers", count, true],
 ];
 
-function tiles() {
-  const minutes = history.length > 1 ? Math.max(1, Math.round((history.at(-1).at - history[0].at) / 60_000)) : 0;
-  return TILES.map(([name, title, show]) => {
-    const now = history.at(-1)?.[name] ?? 0, most = Math.max(0, ...history.map((one) => one[name]));
-    return el("section", { class: "card tile" }, el("h2", {}, title), el("p", { class: "figure" }, history.length ? show(now) : "…"),
-      line(`${title}: ${show(now)} now, ${show(most)} at most`, history.map((one) => [one.at, one[name]])),
-      el("p", { class: "axis dim" }, el("span", {}, minutes ? `${minutes} min` : ""), el("span", {}, `max ${show(most)}`)));
+function tiles(samples, stepSeconds) {
+  const start = samples.length ? ago(samples[0].at) : "";
+  return TILES.map(([name, title, show, isSummed]) => {
+    const values = samples.map((one) => one[name]), most = Math.max(0, ...values);
+    const now = isSummed ? values.reduce((sum, value) => sum + value, 0) : values.at(-1) ?? 0;
+    return el("section", { class: "card tile" }, el("h2", {}, title), el("p", { class: "figure" }, samples.length ? show(now) : "…"),
+      line(`${title}: ${show(now)} ${isSummed ? "in all" : "now"}, ${show(most)} at most`, samples.map((one) => [Date.parse(one.at), one[name]]), { gapMs: 4_000 * stepSeconds }),
+      el("p", { class: "axis dim" }, el("span", {}, start), el("span", {}, `max ${show(most)}`)));
   });
 }
 
 export function cluster({ main, signal, refused }) {
   named("Cluster");
   const state = el("p", { class: "facts" }), shown = el("div", { class: "tiles" }), parts = el("div", { class: "cards" });
-  let sees = true;
-  replace(main, el("div", { class: "bar" }, el("h1", {}, "Cluster")), state, shown, parts);
+  let samples = [], seesAll = true, drawn = [];
+  const spans = el("div", { class: "row", role: "group", "aria-label": "Time" }, Object.entries(SPANS).map(([name, one]) => el("button", { type: "button", "data-span": name, onclick: () => { span = name; samples = []; press(); plot(); } }, one.name)));
+  const press = () => spans.querySelectorAll("button").forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.span === span)));
+  press();
+  replace(main, el("div", { class: "bar" }, el("h1", {}, "Cluster"), el("span", { class: "grow" }), spans), state, shown, parts);
 
+  /** Read the samples that the server has taken since, and draw them. */
   async function plot() {
-    try { await sample(); } catch (error) { if (error.status === 403) { sees = false; clearInterval(sampler); } }
-    if (!signal.aborted) replace(shown, sees ? tiles() : el("p", { class: "dim" }, "Figures of the whole cluster need a key with the scope admin for all tenants."));
+    if (!seesAll) return;
+    const wanted = span, query = new URLSearchParams({ of: wanted });
+    if (samples.length) query.set("after", samples.at(-1).at);
+    try {
+      const found = await ask(`/history?${query}`, { signal });
+      if (wanted !== span) return;
+      samples = [...samples, ...found.samples].slice(-SPANS[span].kept);
+      replace(shown, tiles(samples, found.step_seconds));
+    } catch (error) {
+      if (signal.aborted || error.status !== 403) return;  // else it is tried again
+      seesAll = false;
+      spans.hidden = true;
+      replace(shown, el("p", { class: "dim" }, "Figures of the whole cluster need a key with the scope admin for all tenants."));
+    }
   }
 
-  async function load() {
+  /** Ask for a reason, perform a change, say how it went, and show the result. */
+  async function change(title, fields, act, { action = title, says = "" } = {}) {
+    const given = await askForAll(title, [...fields, REASON], { action, says });
+    if (given === null) return;
+    try { await act(given); note("Done."); } catch (error) { note(error.message, "bad"); }
+    load(true);
+  }
+  const button = (name, of, act, kind = "quiet") => el("button", { type: "button", class: kind, "aria-label": of ? `${name} ${of}` : undefined, onclick: act }, name);
+
+  async function load(isNow = false) {
     try {
-      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets"];
-      const found = await Promise.allSettled(wanted.map((path) => ask(path, { signal })));
+      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks"];
+      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), text("/metrics")]);
       if (signal.aborted) return;
-      const lost = found.slice(1).find((each) => each.reason?.status === 401);
+      const lost = [workers, queues, quotas, budgets].find((each) => each.reason?.status === 401);
       if (lost) throw lost.reason;
-      if (parts.contains(document.activeElement) && document.activeElement.matches("a, button, summary")) return;
-      const [, workers, queues, quotas, budgets] = found.map((each) => each.value);
-      const isReady = found[0].status === "fulfilled";
+      const active = document.activeElement;
+      if (!isNow && parts.contains(active) && active.matches("a, button, summary")) return;
+      const found = figures.value ? metrics(figures.value) : null, isReady = ready.status === "fulfilled";
       replace(state, el("span", { class: isReady ? "good" : "bad" }, isReady ? "Work gets on." : "Work does not get on: a store, a controller worker or a tool worker is missing."),
-        queues ? el("span", {}, `${queues.parked.toLocaleString("en")} parked`) : "", queues ? el("span", {}, `${queues.dead.toLocaleString("en")} dead`) : "",
-        latest ? el("span", {}, `${sum(latest, COUNTERS[2]).toLocaleString("en")} takeovers in all`) : "");
-      replace(parts,
-        card("Budgets", found[4], budgets, ["Account", "Used", "#Spent", "#Limit", "#Waiting", "What binds"], (one) => [one.account, used(one), usd(one.spent_usd), one.limit_usd === null ? "none" : usd(one.limit_usd), one.waiting, binding(one)],
-          "deckhands budget set ACCOUNT USD", "sets one."),
-        card("Quotas of models", found[3], quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds"], quotaRow, "DECKHANDS_QUOTAS", "names them."),
-        card("Queues", found[2], latest ? ages() : queues?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""]), ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one),
-        card("Workers", found[1], workers, ["Worker", "Role", "Node", "Heartbeat"], (one) => [el("span", { class: "mono" }, one.worker_id), one.role, one.facts.node || "",
-          one.left_seconds > 0 ? el("span", { class: "good" }, "alive") : el("span", { class: "bad" }, `silent for ${duration(-one.left_seconds)}`)], "deckhands up", "starts some."));
+        queues.value ? el("span", {}, `${queues.value.parked.toLocaleString("en")} parked`) : "", queues.value ? el("span", {}, `${queues.value.dead.toLocaleString("en")} dead`) : "");
+      const isAdmin = quotas.status === "fulfilled", isOperator = dead.status === "fulfilled";
+      const cards = [
+        dead.value?.conversations.length || dead.value?.entries.length ? deadLetters(dead.value) : "",
+        card("Workers", workers, ["Worker", "Role", "Version", "#Load", "CPU", "#Memory free", "Heartbeat"], workerRow, ["deckhands up", "starts some."]),
+        card("Budgets", budgets, ["Account", "Used", "#Spent", "#Limit", "#Waiting", "What binds", "Change"], (one) => [one.account, used(one), usd(one.spent_usd), one.limit_usd === null ? "none" : usd(one.limit_usd), one.waiting, binding(one),
+          isAdmin ? button("Change", one.account, () => setLimit(one.account, one.limit_usd)) : ""], ["deckhands budget set ACCOUNT USD", "sets one."], undefined, isAdmin ? button("New limit…", "", () => setLimit("", null), "") : ""),
+        card("Queues", queues, ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one, [], found ? ages(found) : queues.value?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""])),
+        card("Quotas of models", quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds"], quotaRow, ["DECKHANDS_QUOTAS", "names them."]),
+        card("Schedules", schedules, ["Schedule", "Times", "Next", "#Started", "Last problem", "Change"], scheduleRow, ["deckhands schedule add", "adds one; so does the form of a new conversation."]),
+        card("Webhooks", webhooks, ["Address", "Events", "State", "Change"], (one) => webhookRow(one, isOperator), ["deckhands webhook add URL", "adds one."], undefined, isOperator ? button("New webhook…", "", addWebhook, "") : ""),
+      ].filter(Boolean);
+      if (!isNow && cards.length === drawn.length && cards.every((one, at) => one.isEqualNode(drawn[at]))) return;
+      drawn = cards.map((one) => one.cloneNode(true));  // what a reader has opened since is no change
+      replace(parts, cards);
     } catch (error) { if (!signal.aborted) refused(error); }
   }
 
+  function deadLetters({ conversations, entries }) {
+    const rows = conversations.map((one) => [el("a", { href: `#/c/${one.conversation_id}` }, one.title || one.conversation_id), one.tenant,
+      one.last_error || (one.workers.length ? `crashed ${one.workers.join(", ")}` : "crashed three workers"), one.died.length ? ago(one.died.at(-1)) : "",
+      el("div", { class: "row" }, button("Requeue", one.title, () => change(`Requeue ${one.title}`, [], ({ reason }) => ask(`${place(one.conversation_id)}/requeue`, { method: "POST", body: { reason } }), { action: "Requeue", says: "It continues from its last state, with another three workers." })),
+        button("Close", one.title, () => change(`Close ${one.title}`, [], ({ reason }) => ask(`${place(one.conversation_id)}/close`, { method: "POST", body: { reason } }), { action: "Close it", says: "Its log stays readable, and accepts nothing more." })))]);
+    return el("section", { class: "card wide dead" }, el("h2", {}, "Dead letters"), rows.length ? scrolled("Dead letters", grid(["Conversation", "Tenant", "Cause", "Died", "Change"], rows)) : "",
+      entries.length ? el("details", {}, el("summary", {}, `${entries.length} unreadable ${entries.length === 1 ? "entry" : "entries"}`), scrolled("Unreadable entries", grid(["Key", "Entry", "Why"], entries.map((one) => [one.key, one.entry_id, one.why])))) : "");
+  }
+
+  const setLimit = (account, limit) => change(account ? `Limit of ${account}` : "New limit", [...(account ? [] : [{ name: "account", label: "Account, such as tenant:acme", required: true }]),
+    { name: "limit", label: "Limit in $; nothing for no limit", value: limit === null ? "" : String(limit) }], async (given) => {
+    const usd = given.limit.trim();
+    if (usd && !(Number(usd) >= 0)) throw new Error(`“${usd}” is not an amount. Write it like 25 or 0.50.`);
+    await revise(`/budgets/${encodeURIComponent(account || given.account.trim())}`, "", { method: "PUT", body: { limit_usd: usd ? Number(usd) : null, reason: given.reason } });
+  }, { action: "Set", says: "Conversations that wait for the account continue if it has room." });
+
+  function scheduleRow(one) {
+    const path = `/schedules/${encodeURIComponent(one.name)}`, verb = one.is_paused ? "Resume" : "Pause";
+    return [one.conversation_id ? el("a", { href: `#/c/${one.conversation_id}` }, one.name) : one.name, el("span", { class: "mono" }, `${one.cron} ${one.zone}`), one.is_paused ? "paused" : one.next ? new Date(one.next).toLocaleString() : "", one.begun, one.error,
+      el("div", { class: "row" }, button(verb, one.name, () => change(`${verb} ${one.name}`, [], ({ reason }) => revise(path, `/${verb.toLowerCase()}`, { method: "POST", body: { reason } }), { action: verb })),
+        button("Remove", one.name, () => change(`Remove ${one.name}`, [], ({ reason }) => revise(path, `?reason=${encodeURIComponent(reason)}`, { method: "DELETE" }), { action: "Remove", says: "Conversations that it has started continue." })))];
+  }
+
+  function webhookRow(one, isOperator) {
+    const path = `/webhooks/${one.id}`, verb = one.is_enabled ? "Disable" : "Enable";
+    return [el("span", { class: "mono" }, one.url), one.events.join(", "), one.is_enabled ? "on" : el("span", { class: "warm" }, `off${one.why_off ? `: ${one.why_off}` : ""}`),
+      !isOperator ? "" : el("div", { class: "row" }, button(verb, one.url, () => change(`${verb} ${one.url}`, [], ({ reason }) => revise(path, `/${verb.toLowerCase()}`, { method: "POST", body: { reason } }), { action: verb })),
+        button("Remove", one.url, () => change(`Remove ${one.url}`, [], ({ reason }) => revise(path, `?reason=${encodeURIComponent(reason)}`, { method: "DELETE" }), { action: "Remove", says: "Its deliveries are removed, too." })))];
+  }
+  const addWebhook = () => change("New webhook", [{ name: "url", label: "Address", required: true }], async ({ url, reason }) => {
+    const made = await ask("/webhooks", { method: "POST", body: { url: url.trim(), reason } });
+    await askForAll("The secret of the webhook", [{ name: "secret", label: "It verifies signatures, and is not shown again", value: made.secret }], { action: "I have kept it" });
+  }, { action: "Add", says: "It is notified when a conversation settles." });
+
   load();
   plot();
-  clearInterval(sampler);
-  sampler = setInterval(() => { sample().catch(() => {}); }, SAMPLE_MS);
-  const timers = [setInterval(() => { if (!document.hidden) load(); }, REFRESH_MS), setInterval(() => { if (sees && !document.hidden) replace(shown, tiles()); }, SAMPLE_MS)];
+  const timers = [setInterval(() => { if (!document.hidden) load(); }, REFRESH_MS), setInterval(() => { if (!document.hidden) plot(); }, HISTORY_MS)];
   signal.addEventListener("abort", () => timers.forEach(clearInterval));
 }
 
-/** Return the queues with their ages, from the latest sample. */
-function ages() {
+/** Return the queues with their ages. */
+function ages(metrics) {
   const found = new Map();
-  for (const [labels, value] of latest.get("deckhands_queue_entries") || []) {
+  for (const [labels, value] of metrics.get("deckhands_queue_entries") || []) {
     const name = label(labels, "queue");
     found.set(name, { ...found.get(name), [label(labels, "standing")]: value });
   }
-  const oldest = new Map((latest.get("deckhands_queue_oldest_seconds") || []).map(([labels, value]) => [label(labels, "queue"), value]));
+  const oldest = new Map((metrics.get("deckhands_queue_oldest_seconds") || []).map(([labels, value]) => [label(labels, "queue"), value]));
   return [...found].map(([name, one]) => [name, one.waiting || 0, one.in_line || 0, one.held || 0, one.waiting || one.in_line ? duration(oldest.get(name) || 0) : ""]);
+}
+
+function workerRow(one) {
+  const { load } = one, percent = (share) => `${Math.round(100 * share)} %`;
+  const held = load.conversations ?? load.running;
+  return [el("span", { class: "mono" }, one.worker_id, one.facts.node ? el("div", { class: "dim" }, one.facts.node) : ""), one.role, one.version,
+    held === undefined ? "" : `${count(held)} ${load.conversations === undefined ? "running" : "held"}`, load.host_cpu === undefined ? "" : meter(`${percent(load.host_cpu)} of the machine's CPU are busy`, load.host_cpu),
+    load.host_memory_free === undefined ? "" : percent(load.host_memory_free),
+    one.left_seconds > 0 ? el("span", { class: "good" }, "alive") : el("span", { class: "bad" }, `silent for ${duration(-one.left_seconds)}`)];
 }
 
 function used(one) {
@@ -133,13 +187,15 @@ function quotaRow(one) {
   const stack = (make) => keys.map((key) => el("div", {}, make(key)));
   return [one.models, stack((key) => key.name),
     stack((key) => key.limits.map((limit) => el("div", { class: "limit" }, meter(`${Math.floor(limit.left).toLocaleString("en")} of the ${Math.floor(limit.at_once).toLocaleString("en")} are left that may be used at once, of ${limit.limit.toLocaleString("en")} ${limit.name}`, 1 - limit.left / limit.at_once),
-      el("span", { class: "dim" }, `${limit.limit.toLocaleString("en")} ${limit.name}`)))),
+      el("span", { class: "dim nowrap" }, `${limit.limit.toLocaleString("en")} ${limit.name}`)))),
     stack((key) => String(key.in_flight)), one.waiting,
     stack((key) => key.binds ? el("span", { class: "warm" }, key.binds, key.blocked_seconds ? `: ${duration(key.blocked_seconds)}` : "", key.share < 1 ? ` (at ${Math.round(100 * key.share)} % of its limits)` : "") : "")];
 }
 
-function card(title, outcome, rows, head, cells, command = "", then = "") {
+const scrolled = (title, table) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, table);
+
+/** Return a section with a table, a broad one over the whole width; without rows it says why. `tool` makes something new. */
+function card(title, outcome, head, cells, [command, then] = [], rows = outcome.value, tool = "") {
   const why = outcome.status === "rejected" ? [outcome.reason.message] : ["There is none. ", command ? el("code", {}, command) : "", command ? ` ${then}` : ""];
-  return el("section", { class: "card" }, el("h2", {}, title), rows?.length
-    ? el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, grid(head, rows.map(cells))) : el("p", { class: "dim" }, why));
+  return el("section", { class: head.length > 6 ? "card wide" : "card" }, el("div", { class: "bar" }, el("h2", {}, title), el("span", { class: "grow" }), tool), rows?.length ? scrolled(title, grid(head, rows.map(cells))) : el("p", { class: "dim" }, why));
 }

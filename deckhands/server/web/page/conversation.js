@@ -258,7 +258,7 @@ function View({ id, eventId, signal, refused, here, main }) {
     </header>
     <div class=${`body tab-${tab}`} id="view" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
       <div class="pane">
-        ${tab === "timeline" ? html`<${Timeline} items=${all} events=${log.events} onOpen=${(event) => here.aim(event)} />` : tab === "usage" ? html`<${Usage} events=${log.events} items=${all} />` : tab === "files" ? html`<${Files} id=${id} signal=${signal} />` : tab === "log" ? html`
+        ${tab === "timeline" ? html`<${Timeline} id=${id} items=${all} events=${log.events} signal=${signal} onOpen=${(event) => here.aim(event)} />` : tab === "usage" ? html`<${Usage} events=${log.events} items=${all} />` : tab === "files" ? html`<${Files} id=${id} signal=${signal} />` : tab === "log" ? html`
         <${List} count=${shown.length} keyOf=${(index) => shown[index]?.key ?? index} estimate=${150} handle=${handle} isTailed=${isTailed || !at.aim} onTail=${setTailed} tabindex="0"
           role="log" aria-label="Steps" aria-busy=${count ? "false" : "true"} class="virtual timeline"
           row=${(index) => { const item = shown[index]; return html`<${Card} log=${log} item=${item} isOver=${isRest || item.key !== lastStep} isCurrent=${item.key === at.key} isHit=${hitKeys.has(item.key)} onFork=${fork} />`; }} />

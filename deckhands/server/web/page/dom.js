@@ -84,11 +84,11 @@ export function note(text, kind = "") {
   setTimeout(() => made.remove(), kind === "bad" ? 12_000 : 5_000);
 }
 
-/** Return a table. A column whose name starts with # has numbers; a cell is a text, a node or several of them. */
+/** Return a table; on a narrow screen, each cell is in a line with its column's name. A column whose name starts with # has numbers; a cell is a text, a node or several of them. */
 export function grid(head, rows) {
   const kinds = head.map((name) => name.startsWith("#") ? "number" : undefined);
-  return el("table", {}, el("thead", {}, el("tr", {}, head.map((name, at) => el("th", { scope: "col", class: kinds[at] }, name.replace(/^#/, ""))))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, at) => el("td", { class: kinds[at] }, cell))))));
+  return el("table", { class: "labelled" }, el("thead", {}, el("tr", {}, head.map((name, at) => el("th", { scope: "col", class: kinds[at] }, name.replace(/^#/, ""))))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, at) => el("td", { class: kinds[at], "data-label": head[at].replace(/^#/, "") }, cell))))));
 }
 
 export function duration(seconds) {

@@ -33,6 +33,7 @@ export function List({ count, keyOf, row, estimate, handle, isTailed = false, on
 
   function left() {
     const node = scroller.current, { top, isAtEnd } = seen.current;
+    if (!node) return;  // the browser reports a scroll in its next frame, when the list may be gone
     const isNear = node.scrollHeight - node.scrollTop - node.clientHeight < NEAR_PX;
     const is = isNear || (isAtEnd && node.scrollTop >= top - 2);
     seen.current = { top: node.scrollTop, isAtEnd: is && isTailed };

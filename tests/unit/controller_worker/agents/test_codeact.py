@@ -14,7 +14,7 @@ from broker.contract.file_events import STR_REPLACE_EDITOR
 from broker.contract.observations import ErrorObservation
 from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TASK_TRACKER
-from broker.contract.tool_schemas import EXECUTE_BASH, FINISH, THINK
+from broker.contract.tool_specs import EXECUTE_BASH, FINISH, THINK
 from controller_worker.agents.codeact import CodeActAgent
 from tests.controller_parts import bash, call
 

@@ -10,8 +10,7 @@ from broker.contract.actions import MCPAction, ToolCallAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
 from broker.contract.tool_specs import ToolOffer
-from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.agents.offered_names import make_visible_names
+from controller_worker.agents.codeact import CodeActAgent, make_visible_names
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = ToolOffer(key="weather", name="weather", description="Tell the weather.", parameters=SCHEMA, pool="net")

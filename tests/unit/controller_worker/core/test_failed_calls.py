@@ -5,15 +5,13 @@ from datetime import timedelta
 import pytest
 
 from broker.contract.actions import CondensationAction, CondensationRequestAction
-from broker.contract.agent_state import is_settled
 from broker.contract.condenser_specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
-from broker.contract.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
+from broker.contract.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage, is_settled
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.status import fold_status
 from broker.runtime.errors import StoreUnavailable
-from controller_worker.core.concerns.model_calls import MAX_OVERFLOWS
+from controller_worker.core.concerns.model_calls import MAX_OVERFLOWS, RATE_LIMIT, find_error_code, find_waiting_state
 from controller_worker.core.effects import CallModel, Park, Rest
-from controller_worker.core.failures import RATE_LIMIT, find_error_code, find_waiting_state
 from controller_worker.providers.errors import MODEL_ERRORS, LLMConfigError
 from tests.controller_parts import START, Core, check_snapshots, finish, started
 from tests.scenarios import play, scenarios

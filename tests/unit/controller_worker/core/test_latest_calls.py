@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.contract.events import CallEstimate, ModelReply, TokenUsage
-from controller_worker.core.latest_calls import (
+from controller_worker.core.concerns.limits import (
     LARGEST_RATIO,
     MAX_KINDS,
     SMALLEST_RATIO,

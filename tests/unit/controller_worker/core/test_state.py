@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
+from broker.contract.events import (
+    AgentSpec,
+    AgentState,
+    Limits,
+    LLMSpec,
+    Parent,
+    Tenancy,
+    ToolCallMetadata,
+    WorkspaceSpec,
+)
 from broker.contract.long_work import Feature
 from broker.contract.task_list import TaskItem
 from controller_worker.core.concerns.acceptance import Acceptance
@@ -21,7 +29,7 @@ from controller_worker.core.concerns.double_texting import DoubleTexting
 from controller_worker.core.concerns.greeting import Greeting
 from controller_worker.core.concerns.inbox import MessageInbox, UnansweredMessage
 from controller_worker.core.concerns.lifecycle import Lifecycle
-from controller_worker.core.concerns.limits import ConversationUsage
+from controller_worker.core.concerns.limits import ConversationUsage, LatestCall
 from controller_worker.core.concerns.long_work import CheckResult, FeatureRequest, LongWork
 from controller_worker.core.concerns.loops import Loops
 from controller_worker.core.concerns.model_calls import Deferral, ModelCalls, RetryWait
@@ -34,7 +42,6 @@ from controller_worker.core.concerns.setup import Setup
 from controller_worker.core.concerns.start import ScheduledStart
 from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.controller import CONCERNS
-from controller_worker.core.latest_calls import LatestCall
 from controller_worker.core.pending import PendingAction, Tools
 from controller_worker.core.state import (
     MAX_UNPACKED_BYTES,

@@ -11,7 +11,7 @@ from broker.contract.observations import TRUNCATION_MARKER, MCPObservation
 from broker.contract.recall import RecallObservation, RecallType
 from broker.contract.session_events import IMAGE_PLACEHOLDER, IPythonRunCellObservation
 from broker.contract.task_list import TaskTrackingObservation
-from controller_worker.memory.observation_text import (
+from controller_worker.memory.turn import (
     NO_SCREENSHOT_NOTE,
     SCREENSHOT_NOTE,
     Content,

@@ -13,7 +13,7 @@ from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply
 from broker.runtime.clock import SystemClock
 from broker.runtime.errors import StoreUnavailable
 from broker.testing.manual_clock import ManualClock
-from controller_worker.core.failures import render_last_error
+from controller_worker.core.concerns.model_calls import render_last_error
 from controller_worker.model.model_call import ask_model, to_model_reply
 from controller_worker.model.models import CLIENTS_LIMIT, UNUSED_KEPT_SECONDS, ClientMissing, Models
 from controller_worker.providers.errors import HookVeto, LLMConfigError

@@ -10,8 +10,7 @@ from broker.contract.tool_specs import ToolSpec
 from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.providers.llm import CallUsage, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.providers.wires.chat_stream import ChatStream
-from controller_worker.providers.wires.chat_wire import SEE_BELOW, ChatWire, read_chat_reply, write_tools
+from controller_worker.providers.wires.chat_wire import SEE_BELOW, ChatStream, ChatWire, read_chat_reply, write_tools
 from controller_worker.providers.wires.provider_errors import StreamedError, to_model_error
 from controller_worker.providers.wires.raw_client import parse_body
 from controller_worker.providers.wires.reply import CUT_CALL, ParsedReply

@@ -162,3 +162,9 @@ def test_azure_gets_an_api_version() -> None:
 )
 def test_cache_key_goes_only_to_openai_unless_set(fields: dict[str, Any], is_sent: bool) -> None:
     assert LLMConfig.create(**fields).sends_cache_key is is_sent
+
+
+@pytest.mark.parametrize("name", ["", "a b", "Authorization", "content-type", "X\r\nY", "Host", "X-Ä"])
+def test_session_header_must_be_a_further_header(name: str) -> None:
+    with pytest.raises(LLMConfigError, match="session_header"):
+        LLMConfig.create(model="gpt-5", session_header=name)

@@ -10,7 +10,7 @@ from broker.contract.tool_specs import ToolSpec
 from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.providers.llm import CallUsage, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.providers.strictness import Strict
+from controller_worker.providers.strict_schemas import Strict
 from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.messages_wire import MessagesWire, read_message
 from controller_worker.providers.wires.raw_client import parse_body

@@ -10,10 +10,9 @@ from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
 from controller_worker.providers.model_table import look_up
-from controller_worker.providers.request_size import estimate_prompt_tokens, estimate_text_tokens
+from controller_worker.providers.request_size import estimate_prompt_tokens, estimate_text_tokens, make_completion
 from controller_worker.providers.wires.chat_wire import read_chat_reply
 from controller_worker.providers.wires.messages_wire import read_message
-from controller_worker.providers.wires.plausible_usage import make_completion
 from controller_worker.providers.wires.reply import parse_reported_usd
 
 MODEL = "gpt-4o"  # 128,000 tokens in, 16,384 out

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.offered_models import ModelNotOffered
+from broker.contract.llm_spec import ModelNotOffered
 from controller_worker.providers.choices import Fallback
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.profiles import Profiles

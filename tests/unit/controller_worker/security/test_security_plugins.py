@@ -11,8 +11,7 @@ from broker.contract.policies import ConfirmationPolicy
 from broker.runtime.errors import UsageError
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, Rest
-from controller_worker.security.assessment import assess
-from controller_worker.security.plugins import list_plugins
+from controller_worker.security.assessment import assess, list_plugins
 from tests.controller_parts import Core, bash, check_replay
 from tests.entry_points import install_package
 

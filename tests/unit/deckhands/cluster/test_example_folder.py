@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import deckhands
-from deckhands.cluster.example_projects import FOLDER, load_examples
+from deckhands.cluster.home import FOLDER, load_examples
 
 
 def test_they_are_a_part_of_the_package():

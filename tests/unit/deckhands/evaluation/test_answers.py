@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deckhands.evaluation.answers import find_answer, is_same
+from deckhands.evaluation.scorers import find_answer, is_same
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from broker.contract.events import Event
 from broker.contract.kinds import EventSource
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, OutcomeUnknownObservation
 from deckhands.evaluation.datasets.instances import SETUP_FAILED, Instance
-from deckhands.evaluation.setups import COMMAND, FailedSetup, find_failed_setup, may_have_failed
+from deckhands.evaluation.scoring import COMMAND, FailedSetup, find_failed_setup, may_have_failed
 
 
 def output(exit_code: int, content: str = "", suffix: str = "") -> CmdOutputObservation:

@@ -4,10 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import ConversationStarted
+from broker.contract.events import AgentState, ConversationStarted
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.expiry import EXPIRED_CODE
+from broker.log.deletion import EXPIRED_CODE
 from controller_worker.core.commit import to_index_fields
 from controller_worker.core.effects import CallModel
 from tests.controller_parts import START, Core

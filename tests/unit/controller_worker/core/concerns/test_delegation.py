@@ -6,18 +6,26 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, CondensationAction
-from broker.contract.agent_state import AgentState
 from broker.contract.codec import pack
 from broker.contract.condenser_specs import ConversationWindowCondenserSpec
-from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
+from broker.contract.events import (
+    AgentSpec,
+    AgentState,
+    ConversationCreated,
+    DelegateEnded,
+    Limits,
+    ModelToolCall,
+    Parent,
+    with_id,
+)
 from broker.contract.observations import (
     AgentDelegateObservation,
     ErrorObservation,
     EventsLostObservation,
     SuccessObservation,
 )
-from broker.log.delegates import make_delegate_id
 from broker.log.invariants import find_violations
+from broker.runtime.ids import make_delegate_id
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.commit import Commit
 from controller_worker.core.concerns.delegation import REPORTED_BYTES, DelegateOrder, find_side_effects
@@ -39,7 +47,7 @@ from controller_worker.loop.delegates import is_over, make_delegate_spec
 from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS, ConversationMemory
 from controller_worker.memory.view import ViewFold
-from controller_worker.model.permits.budget_reservation import sum_own_cost_usd
+from controller_worker.model.permits.call_permit import sum_own_cost_usd
 from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 from tests.scenarios import play

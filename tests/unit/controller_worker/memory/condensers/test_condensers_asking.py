@@ -13,11 +13,10 @@ from broker.contract.condenser_specs import (
 )
 from broker.contract.events import Event, LLMSpec, ModelReply, with_id
 from broker.contract.observations import TRUNCATION_MARKER, AgentCondensationObservation, CmdOutputObservation
-from controller_worker.memory.condensers.condenser import Inquiry
+from controller_worker.memory.condensers.condenser import Inquiry, render_event
 from controller_worker.memory.condensers.llm_attention import RANK_EVENTS
 from controller_worker.memory.condensers.llm_summarizing import INSTRUCTIONS
 from controller_worker.memory.condensers.registry import create_condenser
-from controller_worker.memory.condensers.rolling import render_event
 from controller_worker.memory.condensers.structured_summary import CREATE_STATE_SUMMARY
 from controller_worker.memory.view import View
 from controller_worker.providers.messages.messages import TextPart

@@ -5,8 +5,13 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_calls import make_ids_distinct, to_valid_name
+from controller_worker.providers.messages.messages import (
+    Message,
+    TextPart,
+    ToolCall,
+    make_ids_distinct,
+    to_valid_name,
+)
 
 PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 SAID = Message("assistant", (TextPart("hm"),))

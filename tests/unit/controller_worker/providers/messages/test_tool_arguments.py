@@ -16,8 +16,13 @@ from broker.contract.observations import ErrorObservation
 from controller_worker.agents.tool_calls import parse_reply
 from controller_worker.providers.llm import ModelRequest
 from controller_worker.providers.messages.fn_call_text import read_calls, write_calls
-from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_calls import to_arguments_object, to_arguments_text
+from controller_worker.providers.messages.messages import (
+    Message,
+    TextPart,
+    ToolCall,
+    to_arguments_object,
+    to_arguments_text,
+)
 from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.messages_wire import MessagesWire
 

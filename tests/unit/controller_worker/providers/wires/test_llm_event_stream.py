@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controller_worker.providers.errors import MalformedReplyError, ModelError, ModelTimeoutError
 from controller_worker.providers.llm import Delta
-from controller_worker.providers.wires.chat_stream import ChatStream
+from controller_worker.providers.wires.chat_wire import ChatStream
 from controller_worker.providers.wires.event_stream import (
     EVENT_LIMIT_CHARS,
     EventDecoder,
@@ -20,7 +20,7 @@ from controller_worker.providers.wires.event_stream import (
     limit_silences,
     read_events,
 )
-from controller_worker.providers.wires.messages_stream import MessagesStream
+from controller_worker.providers.wires.messages_wire import MessagesStream
 from controller_worker.providers.wires.provider_errors import StreamedError, to_model_error
 
 STREAM = 'event: a\ndata: {"x": "ü"}\n\n: a comment\nid: 7\ndata:one\ndata: two\n\n\ndata: 你好\n\ndata: [DONE]'

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.limits.quotas import QuotaTable
-from controller_worker.providers.wires.quota_headers import parse_quota_left
+from controller_worker.providers.wires.reply import parse_quota_left
 
 
 def test_anthropic() -> None:

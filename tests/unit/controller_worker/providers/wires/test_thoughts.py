@@ -8,8 +8,7 @@ import pytest
 from controller_worker.model.model_call import to_model_reply
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from controller_worker.providers.model_features import find_features
-from controller_worker.providers.wires.chat_stream import ChatStream
-from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
+from controller_worker.providers.wires.chat_wire import ChatStream, ChatWire, read_chat_reply
 
 CALL = {"id": "call_1", "function": {"name": "execute_bash", "arguments": "{}"}}
 SIGNATURE = {"google": {"thought_signature": "c2lnbmVk"}}

@@ -14,8 +14,8 @@ from deckhands.cli.tui.conversation_cache import FIELDS, SORTS, CachedConversati
 from deckhands.cli.tui.conversation_list import heading, row_text
 from deckhands.cli.tui.overview import ClusterFacts, cluster_lines, conversation_line, queue_line, worker_line
 from deckhands.client.reading.terminal import measure_width
+from deckhands.operations.monitoring.census import WorkerMetrics
 from deckhands.operations.monitoring.queues import Depth
-from deckhands.operations.monitoring.workers import WorkerMetrics
 
 ROWS = [
     CachedConversation(

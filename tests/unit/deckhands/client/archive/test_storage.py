@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.client.archive.errors import ArchiveUnavailable
 from deckhands.client.archive.retention import Retention
-from deckhands.client.archive.storage import ArchiveStorage
+from deckhands.client.archive.storage import ArchiveStorage, ArchiveUnavailable
 
 
 @pytest.mark.parametrize("where", ["memory://bucket/place-test", "{folder}/place", "file://{folder}/place/"])

@@ -13,10 +13,10 @@ import pytest
 from broker.runtime.errors import UsageError
 from deckhands.client.client import Client
 from deckhands.client.conversation.async_conversation import AsyncConversation
-from deckhands.client.conversation.async_files import AsyncFiles
+from deckhands.client.conversation.cluster_connection import build_environment
 from deckhands.client.conversation.conversation import Conversation, Files
-from deckhands.client.conversation.own_tools import build_environment
-from deckhands.client.tasks.images import to_image_urls
+from deckhands.client.conversation.following import AsyncFiles
+from deckhands.client.tasks.tasks import to_image_urls
 from tests.example_tools import __name__ as example_module
 
 OURS = {"is_threaded"}

@@ -32,10 +32,9 @@ from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.contract.recall import RecallObservation
 from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
-from deckhands.client.reading.live_area import LiveArea
 from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.screen import ScreenRenderer
-from deckhands.client.reading.status_line import StatusLine, format_short_number
+from deckhands.client.reading.status_line import LiveArea, StatusLine, format_short_number
 from deckhands.client.reading.terminal import clean, clean_line
 from tests.unit.deckhands.sample_log import (
     STARTED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.events import ModelReply, ModelToolCall
-from deckhands.client.reading.spending import Spending, compute_spending
+from deckhands.client.reading.metrics import Spending, compute_spending
 from tests.controller_parts import Core, call, started, think
 
 

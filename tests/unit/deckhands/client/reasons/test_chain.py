@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, CmdRunAction, MessageAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     Action,
+    AgentState,
     ConfirmationStatus,
     ConversationCreated,
     Event,
@@ -26,8 +26,8 @@ from broker.contract.events import (
 from broker.contract.observations import AgentStateChangedObservation
 from broker.limits.ledger import BudgetAccount
 from broker.log.conversations import ConversationRow, Takeover
-from broker.log.delegates import make_delegate_id
-from broker.log.wait_reasons import WaitReason
+from broker.log.selection import WaitReason
+from broker.runtime.ids import make_delegate_id
 from controller_worker.core import commit
 from controller_worker.core.concerns import model_calls
 from controller_worker.providers.errors import MODEL_ERRORS

@@ -3,10 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import DelegateEnded, Event, PartyStopped
+from broker.contract.events import AgentState, DelegateEnded, Event, PartyStopped
 from broker.contract.observations import AgentStateChangedObservation
-from deckhands.client.reasons.stops import Stops
+from deckhands.client.reasons.history import Stops
 
 ASKED = ChangeAgentStateAction(agent_state=AgentState.STOPPED)
 DECIDED = AgentStateChangedObservation(agent_state=AgentState.STOPPED)

@@ -11,8 +11,7 @@ import pytest
 
 from broker.coordination.transfers import MAX_COPY_BYTES
 from broker.runtime.errors import UsageError
-from deckhands.client.remote.packed_directory import pack_directory
-from deckhands.client.remote.remote_files import TAR, _put
+from deckhands.client.remote.remote_files import TAR, _put, pack_directory
 
 
 def test_equal_files_give_equal_archives_without_owners(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.client.reading.summary import ExitCode, Summary, summarize
-from deckhands.client.task_files.results_file import open_results
+from deckhands.client.task_files.submission import open_results
 from tests.unit.deckhands.sample_log import finished_log
 
 SUMMARY: Summary = summarize(finished_log())

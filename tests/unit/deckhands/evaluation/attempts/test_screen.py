@@ -6,8 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from deckhands.evaluation.attempts.screen import ProgressScreen, render_progress
-from deckhands.evaluation.attempts.status import AttemptDetails, EvaluationStatus, SpendingMeter, parse_status
+from deckhands.evaluation.attempts.status import (
+    AttemptDetails,
+    EvaluationStatus,
+    ProgressScreen,
+    SpendingMeter,
+    parse_status,
+    render_progress,
+)
 from tests.unit.deckhands.evaluation.attempts.test_results import row
 
 SHOWN = AttemptDetails(

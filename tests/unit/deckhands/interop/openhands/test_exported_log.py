@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from broker.contract.events import ConversationCreated, Event
-from broker.log.export import render_event_line
+from broker.log.entries import render_event_line
 from broker.log.invariants import find_violations
 from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.log.delegates import make_delegate_id
 from broker.runtime import new_conversation_id
+from broker.runtime.ids import make_delegate_id
 from deckhands.client.tasks.tasks import derive_conversation_id
 from deckhands.interop import from_uuid, to_uuid
 

@@ -19,9 +19,9 @@ from tests.trees import write_files
 from tool_worker.host.editor.file_editor import FileEditor
 from tool_worker.host.editor.file_tools import FileTools
 from tool_worker.host.editor.patching import COMPARED_LINES_LIMIT
-from tool_worker.host.editor.picture import MAX_PICTURE_BYTES
 from tool_worker.host.editor.replacements import SPANS_LIMIT, Replacement, apply_replacements
 from tool_worker.host.text_files.file_errors import EditRefusedError
+from tool_worker.host.text_files.regular_file import MAX_PICTURE_BYTES
 from tool_worker.host.text_files.text_file import TextFile
 from tool_worker.tools.file_tools import ReadFile
 

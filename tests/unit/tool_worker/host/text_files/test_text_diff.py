@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.exploring import examples
-from tool_worker.host.text_files.text_diff import render_unified_diff
+from tool_worker.host.text_files.text_file import render_unified_diff
 
 TEXT = st.lists(st.sampled_from(["a\n", "b\n", "\n"]), max_size=12).map("".join)
 

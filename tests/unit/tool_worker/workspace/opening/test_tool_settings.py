@@ -8,7 +8,7 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from tool_worker.settings import load_tool_settings
-from tool_worker.workspace.opening.repository_roots import RepositoryRoots
+from tool_worker.workspace.opening.repositories import RepositoryRoots
 
 
 def test_variables_of_shells() -> None:

@@ -1,0 +1,218 @@
+"""Rollout runs over HTTP: a trainer with an API key, a server with its rights, and drivers of the operator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from broker.runtime import UsageError
+from broker.runtime.child import ChildProcess
+from deckhands.rollouts import Group, RemoteRolloutRun, RolloutRun, RolloutSpec, StubEngine, serve_stub
+from deckhands.rollouts.driver import drive
+from tests.polling import until
+from tests.rollout_parts import make_environment, make_prompts
+from tests.server_parts import Served, served_with_workers
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Service:
+    """A server whose cluster has an engine and a driver of every run."""
+
+    def __init__(self, server: Served, engine: StubEngine, folder: Path) -> None:
+        self.server, self.engine = server, engine
+        self._folder, self._drivers = folder, 0
+
+    async def start(self, tenant: str = "acme", prompts: int = 2, **fields: Any) -> RemoteRolloutRun:
+        spec = RolloutSpec.parse({"prompts": make_prompts(prompts), "model": "openai/stub", "group_size": 2, **fields})
+        return await RemoteRolloutRun.start(self.server.url, await self.server.token(tenant), spec)
+
+    def start_driver(self) -> ChildProcess:
+        self._drivers += 1
+        environment = self.server.environment(self._folder / "driver")
+        command = [sys.executable, "-m", "deckhands", "rollouts", "attach"]
+        return ChildProcess.start(command, log=self._folder / f"driver-{self._drivers}.log", env=environment)
+
+    @asynccontextmanager
+    async def driven(self) -> AsyncIterator[None]:
+        driver = self.start_driver()
+        try:
+            yield
+        finally:
+            await driver.stop(grace_seconds=10)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    engine, folder = StubEngine(turns=1, tool="think"), tmp_path_factory.mktemp("service")
+    async with serve_stub(engine) as address, served_with_workers(folder, **make_environment(address)) as server:
+        yield Service(server, engine, folder)
+
+
+async def read_all(run: RemoteRolloutRun) -> list[Group]:
+    found = []
+    async for group in run.groups():
+        found.append(group)
+        await group.ack()
+    return found
+
+
+async def test_groups_arrive_over_http_with_their_tokens(service: Service) -> None:
+    async with service.driven(), await service.start() as run:
+        groups = await read_all(run)
+        assert sorted(group.instance for group in groups) == ["prompt-0", "prompt-1"]
+        rows = [(row["prompt"], row["tokens"]) for row in service.engine.truth]
+        for rollout in (one for group in groups for one in group.rollouts):
+            (segment,) = rollout.trajectory.segments
+            tokens = segment.tokens.tolist()
+            assert len(segment.replies) == 2
+            assert all((tokens[: one.start], tokens[one.start : one.end]) in rows for one in segment.replies)
+            assert sum(segment.mask) == sum(one.end - one.start for one in segment.replies)
+        about = await run.describe()
+        assert (about["state"], about["tenant"], about["groups"], about["waiting"]) == ("over", "acme", 2, 0)
+
+
+async def test_a_reader_that_died_continues_at_its_ack(service: Service) -> None:
+    async with service.driven(), await service.start(prompts=3) as run:
+        reading = run.groups()
+        first = await anext(reading)
+        await first.ack()
+        second = await anext(reading)
+        await reading.aclose()
+        rest = await read_all(run)
+        assert rest[0].id == second.id
+        assert {first.id, *(group.id for group in rest)} == {f"prompt-{n}-r0" for n in range(3)}
+
+
+async def test_a_killed_driver_is_replaced(service: Service) -> None:
+    killed = service.start_driver()
+    async with await service.start(prompts=2) as run:
+
+        async def is_driven() -> bool:
+            return bool((await run.describe())["is_driven"])
+
+        await until(is_driven, what="driver", limit=60)
+        os.kill(killed.pid, signal.SIGKILL)
+        await killed.wait()
+        async with service.driven():
+            assert len(await read_all(run)) == 2
+
+
+async def test_old_groups_are_tried_again_over_http(service: Service) -> None:
+    async with service.driven(), await service.start(prompts=1, max_staleness=0) as run:
+
+        async def is_delivered() -> bool:
+            return bool((await run.describe())["waiting"])
+
+        await until(is_delivered, what="group", limit=60)
+        async with service.engine.policy.changed:
+            service.engine.policy.version = 1
+        await run.weights_changed(1)
+        (group,) = await read_all(run)
+        assert (group.round, group.min_version, group.rollouts[0].min_version) == (1, 1, 1)
+        with pytest.raises(UsageError, match="version 1 already"):
+            await run.weights_changed(0)
+
+
+async def test_a_paused_run_starts_nothing_until_resumed(service: Service) -> None:
+    async with await service.start(prompts=1) as run:
+        await run.pause("new weights")
+        async with service.driven():
+
+            async def is_driven() -> bool:
+                return bool((await run.describe())["is_driven"])
+
+            await until(is_driven, what="driver", limit=60)
+            about = await run.describe()
+            assert (about["state"], about["groups"]) == ("paused", 0)
+            (paused,) = [one for one in about["events"] if one["kind"] == "paused"]
+            assert paused["reason"] == "new weights"
+            assert paused["by"].startswith("key ")
+            await run.resume()
+            assert len(await read_all(run)) == 1
+
+
+async def test_an_aborted_run_delivers_nothing(service: Service) -> None:
+    async with await service.start() as run:
+        await run.abort()
+        assert await read_all(run) == []
+
+
+async def test_runs_of_other_tenants_appear_not_to_exist(service: Service) -> None:
+    async with await service.start("acme") as run, service.server.as_(await service.server.token("globex")) as other:
+        for path in ("", "/groups", "/groups/1/ack", "/weights", "/abort"):
+            body = {"weights": {"version": 1}, "abort": {"reason": "x"}}.get(path[1:], {})
+            answer = await (
+                other.post(f"/rollouts/{run.name}{path}", json=body) if path else other.get(f"/rollouts/{run.name}")
+            )
+            assert (answer.status_code, answer.json()["code"]) == (404, "unknown_rollout_run")
+        assert run.name not in {one["name"] for one in (await other.get("/rollouts")).json()}
+        async with service.server.as_(await service.server.token("acme")) as own:
+            assert run.name in {one["name"] for one in (await own.get("/rollouts")).json()}
+        await run.abort()
+
+
+async def test_a_key_starts_runs_of_its_tenant_only(service: Service) -> None:
+    body = {"prompts": make_prompts(1), "model": "openai/stub", "tenant": "globex"}
+    async with service.server.as_(await service.server.token("acme")) as client:
+        answer = await client.post("/rollouts", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (422, "usage")
+
+
+async def test_a_repeated_start_is_one_run(service: Service) -> None:
+    body, key = {"prompts": make_prompts(1), "model": "openai/stub"}, {"Idempotency-Key": "once"}
+    async with service.server.as_(await service.server.token("acme")) as client:
+        first = (await client.post("/rollouts", json=body, headers=key)).json()
+        again = (await client.post("/rollouts", json=body, headers=key)).json()
+        assert first["name"] == again["name"]
+        await client.post(f"/rollouts/{first['name']}/abort", json={"reason": "over"})
+
+
+ROW = make_prompts(1)[0]
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"prompts": [{**ROW, "workspace": "/etc"}]}, "names a directory"),
+    ({"prompts": [{**ROW, "hidden": "/etc"}]}, "names a directory"),
+    ({"prompts": [{**ROW, "images": ["/etc/passwd"]}]}, "names a file"),
+    ({"prompts": [{"task_id": "1", "Question": "?", "Final answer": "1", "file_name": "a"}]}, "row 1"),
+    ({"prompts": [ROW], "weights": {"nothing": 1.0}}, "no part 'nothing'"),
+    ({"prompts": [{"id": "one", "task": "do it"}]}, "no check, no tests and no answer"),
+)
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+async def test_what_names_parts_of_the_driver_is_refused(
+    service: Service, fields: dict[str, Any], message: str
+) -> None:
+    async with service.server.as_(await service.server.token()) as client:
+        answer = await client.post("/rollouts", json={"model": "openai/stub", **fields})
+        assert answer.status_code == 422
+        assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompts": "shipped"}, {"scorers": ["os@getcwd"]}, {"engines": ["http://127.0.0.1:1"]}]
+)
+async def test_a_driver_refuses_forged_specifications(service: Service, fields: dict[str, Any], tmp_path: Path) -> None:
+    spec = RolloutSpec.parse({"prompts": [ROW], "model": "openai/stub", **fields})
+    name = f"h-forged-{next(iter(fields))}"
+    client = service.server.client
+    keys = client.store.all_shards[0]
+    await client.store.call("HSET", keys.rollout(name), "spec", spec.model_dump_json())
+    with pytest.raises(UsageError, match="over HTTP"):
+        await drive(client, name, tmp_path)
+    with pytest.raises(UsageError, match="over HTTP"):
+        await RolloutRun(client, name).pause()
+
+
+async def test_names_of_servers_are_refused_for_operators(service: Service, tmp_path: Path) -> None:
+    spec = RolloutSpec.parse({"prompts": [ROW], "model": "openai/stub"})
+    with pytest.raises(UsageError, match="run of a server"):
+        await RolloutRun.start(service.server.client, spec, name="h-mine", directory=tmp_path)
