@@ -369,17 +369,22 @@ def render_content(content: Any) -> str:
     """
     content = _cut_texts(content)
     if not isinstance(content, list):
-        text = json.dumps(content)
-        return text if len(text) <= MAX_CONTENT_CHARS else json.dumps({"cut": text[: MAX_CONTENT_CHARS // 2]})
+        return _render_part(content)
     kept: list[str] = []
     left = MAX_CONTENT_CHARS
     for item in reversed(content):
-        text = json.dumps(item)
+        text = _render_part(item)
         left -= len(text) + 2
         if left < 0:
             break
         kept.insert(0, text)
     return f"[{', '.join(kept)}]"
+
+
+def _render_part(part: Any) -> str:
+    text = json.dumps(part)
+    # a cut text is half as long, because each of its characters may be escaped again
+    return text if len(text) < MAX_CONTENT_CHARS - 1 else json.dumps({"cut": text[: MAX_CONTENT_CHARS // 2 - 16]})
 
 
 def _cut_texts(part: Any) -> Any:

@@ -224,7 +224,7 @@ class CallInFlight:
 
     async def _describe_content(self, span: OpenSpan, question: Question, answer: ModelAnswer) -> None:
         """Record what the model has read and written, if its secrets can be masked."""
-        with suppress(DeckhandsError):
+        with suppress(DeckhandsError, RecursionError):  # a model chooses how deep its arguments are
             masker = await self._services.log.load_masker(question.request.conversation_id)
             await describe_content(span, masker, question, answer.result)
 

@@ -208,6 +208,7 @@ class ConversationLoop:
         CONVERSATION.set(self.conversation_id)
         try:
             if is_release:
+                await self._crash_guard.mark_acting()
                 await self._performer.release()
             await self._advance()
             self._alarm.set(self.state)

@@ -4,7 +4,7 @@
     .agents/skills/pins.json       the source, the pin and the digest of each installed skill
 
 Holds: only the pinned content is installed, only regular files of folders with a `SKILL.md`, and each skill at once. No
-hook, filter, submodule or link of a source takes effect. A folder that was not installed from here is never replaced.
+hook, attribute, submodule or link of a source takes effect. A folder that was not installed here is never replaced.
 Untrusted: a source, and everything below a workspace, its pins included: forged pins can only make the check wrong.
 """
 
@@ -14,12 +14,14 @@ import json
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -35,10 +37,11 @@ MAX_PINS_BYTES = 2**20
 MAX_SKILL_FILES = 500
 MAX_SKILL_BYTES = 16 * 2**20
 DOWNLOAD_SECONDS = 120.0
+NO_ATTRIBUTES = "* -export-ignore -export-subst -text !eol -ident -filter !working-tree-encoding\n"
+"""Attributes of a repository would change files, and could write a long commit message into one many times."""
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
 
 Skills = Mapping[str, Mapping[str, TreeFile]]
 """The files of skills, by the names of the skills and the paths below their folders."""
@@ -61,11 +64,12 @@ class Pin:
 _PINS: TypeAdapter[dict[str, Pin]] = TypeAdapter(dict[str, Pin])
 
 
-def fetch_skills(source: str, *, commit: str | None, digest: str | None) -> Skills:
+def fetch_skills(source: str, *, commit: str | None, digest: str | None, only: Collection[str] = ()) -> Skills:
     """Return the skills of a repository at a commit, or of an archive with a digest.
 
     Args:
         source: an address, or a path of this machine.
+        only: names of the skills to return; none for all. The others are not checked.
 
     Raises:
         UsageError: it cannot be fetched, has another digest, or has no usable skill; names the source.
@@ -77,17 +81,18 @@ def fetch_skills(source: str, *, commit: str | None, digest: str | None) -> Skil
     _check_source(source)
     with tempfile.TemporaryDirectory(prefix="deckhands-skills-") as folder:
         if commit is not None:
-            files = _fetch_commit(Path(folder), source, commit.lower())
+            files = _fetch_commit(Path(folder), source, commit.lower(), only)
         else:
             files = _fetch_archive(Path(folder), source, (digest or "").lower().removeprefix("sha256:"))
-    return _find_skills(source, files)
+    return _find_skills(source, files, only)
 
 
 def install_skills(top: Path, skills: Skills, *, source: str, pin: str) -> list[str]:
     """Write skills below a folder, with their pins, and return their paths.
 
     Raises:
-        UsageError: a folder of this name exists that was not installed from here, or a link leads elsewhere.
+        UsageError: a folder of this name exists that was not installed from here, a link leads elsewhere, or the
+            system refuses a file.
     """
     home = _open_skill_folder(top)
     pins = read_pins(top)
@@ -97,7 +102,10 @@ def install_skills(top: Path, skills: Skills, *, source: str, pin: str) -> list[
                 f"{home / name} exists, and was not installed by this command.", remedy="Move it away first."
             )
     for name, files in skills.items():
-        _replace_folder(home / name, files)
+        try:
+            _replace_folder(home / name, files)
+        except OSError as error:
+            raise UsageError(f"{home / name} cannot be written: {error.strerror}.") from error
         pins[name] = Pin(source, pin, _compute_digest(files))
         _write_pins(home, pins)
     return [f"{SKILLS}/{name}" for name in skills]
@@ -120,18 +128,28 @@ def remove_skill(top: Path, name: str) -> None:
 
 
 def read_pins(top: Path) -> dict[str, Pin]:
-    """Return the pins of the skills that were installed below a folder; unreadable ones are none."""
+    """Return the pins of the skills that were installed below a folder.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
     path = top / SKILLS / PINS
+    if not os.path.lexists(path):
+        return {}
     with suppress(OSError, ValidationError):
-        if not path.is_symlink() and path.stat().st_size <= MAX_PINS_BYTES:
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_PINS_BYTES:
             return _PINS.validate_json(path.read_bytes())
-    return {}
+    raise UsageError(f"{path} cannot be read as pins of skills.", remedy="Restore it, or remove it with its skills.")
 
 
 def check_pins(top: Path) -> list[str]:
     """Return what is wrong with the installed skills of a folder, as sentences."""
     found = []
-    for name, pin in sorted(read_pins(top).items()):
+    try:
+        pins = read_pins(top)
+    except UsageError as error:
+        return [str(error.message)]
+    for name, pin in sorted(pins.items()):
         folder = top / SKILLS / name
         if not _NAME.fullmatch(name) or folder.is_symlink() or not folder.is_dir():
             found.append(f"{SKILLS}/{ascii(name)[1:101]}: it is pinned, and is not there")
@@ -147,20 +165,29 @@ def check_pins(top: Path) -> list[str]:
 
 
 def _check_source(source: str) -> None:
-    parts = urlsplit(source) if "://" in source else None
-    if source.startswith("-") or not source.isprintable():
-        raise UsageError(f"{ascii(source)[:200]} is no address of a skill.")
-    if parts is not None and parts.password is not None:
-        raise UsageError("The address of a skill has a password, which would be kept.", remedy="Clone it first.")
+    try:
+        parts = urlsplit(source if "://" in source else "")
+    except ValueError:
+        parts = None
+    if source.startswith("-") or not source.isprintable() or parts is None:
+        raise UsageError(f"{ascii(source)[:200]} is no address of a skill.", remedy="Give a path, or an https address.")
+    has_token = parts.scheme in ("http", "https") and parts.username is not None
+    if has_token or parts.password is not None:
+        raise UsageError(
+            "The address of a skill has a password or a token, which would be kept.",
+            remedy="Clone or download it first, and give the path.",
+        )
 
 
-def _fetch_commit(folder: Path, source: str, commit: str) -> dict[str, TreeFile]:
+def _fetch_commit(folder: Path, source: str, commit: str, only: Collection[str]) -> dict[str, TreeFile]:
     if not _COMMIT.fullmatch(commit):
         raise UsageError(f"{ascii(commit)[:100]} is no full commit hash.", remedy="`git rev-parse NAME` prints it.")
     place = source if "://" in source or not Path(source).exists() else str(Path(source).resolve())
     kind = "sha256" if len(commit) == len(sha256().hexdigest()) else "sha1"
     run_git(folder, "init", "--quiet", "--bare", f"--object-format={kind}", "mirror")
     mirror = folder / "mirror"
+    (mirror / "info").mkdir(exist_ok=True)
+    (mirror / "info" / "attributes").write_text(NO_ATTRIBUTES)
     fetch = ("fetch", "--quiet", "--no-tags", "--no-recurse-submodules")
     is_there = run_git(mirror, *fetch, "--depth=1", "--", place, commit) is not None
     if not is_there and run_git(mirror, *fetch, "--", place, "+refs/*:refs/all/*") is None:
@@ -173,7 +200,7 @@ def _fetch_commit(folder: Path, source: str, commit: str) -> dict[str, TreeFile]
         about, _, path = line.partition("\t")
         if about.startswith("100"):
             sizes[path] = int(about.split()[-1])
-    folders = _find_skill_folders(sizes)
+    folders = _choose_folders(source, sizes, only)
     chosen = [path for path in sizes if _folder_of(path, folders) is not None]
     _check_size(source, len(chosen), sum(sizes[path] for path in chosen))
     return CommitFiles(mirror, commit, tuple(f":(literal){path}" for path in chosen)).read() if chosen else {}
@@ -188,7 +215,10 @@ def _fetch_archive(folder: Path, source: str, digest: str) -> dict[str, TreeFile
         raise UsageError(f"{source} has the digest {found}, not {digest}.", remedy="Check who has changed it.")
     path = folder / ("files.zip" if content.startswith(b"PK") else "files.tar")
     path.write_bytes(_unpack(source, content))
-    return ArchiveFiles(path).read()
+    try:
+        return ArchiveFiles(path).read()
+    except UsageError as error:
+        raise UsageError(error.message.replace(str(path), source)) from error
 
 
 def _read_archive(path: Path) -> bytes:
@@ -205,9 +235,10 @@ def _download(url: str) -> bytes:
 
     content = bytearray()
     try:
-        with httpx2.stream("GET", url, follow_redirects=True, timeout=DOWNLOAD_SECONDS) as answer:
+        plain = {"Accept-Encoding": "identity"}
+        with httpx2.stream("GET", url, headers=plain, follow_redirects=True, timeout=DOWNLOAD_SECONDS) as answer:
             answer.raise_for_status()
-            for part in answer.iter_bytes():
+            for part in answer.iter_raw():  # some servers call the compression of an archive one of the transfer
                 content += part
                 if len(content) > MAX_BYTES:
                     raise UsageError(f"{url} has more than {MAX_BYTES:,} bytes.")
@@ -226,13 +257,16 @@ def _unpack(source: str, content: bytes) -> bytes:
             raise UsageError(f"{source} cannot be unpacked: {error}.") from error
         if packed.unconsumed_tail:
             raise UsageError(f"{source} unpacks to more than {2 * MAX_BYTES:,} bytes.")
-    if content.startswith(_PACKED):
-        raise UsageError(f"{source} is no .tar.gz, .tar or .zip archive.")
+    if not content.startswith(b"PK"):
+        try:
+            tarfile.open(fileobj=BytesIO(content), mode="r:").close()
+        except tarfile.TarError as error:  # else it would be unpacked without a limit, if it is packed otherwise
+            raise UsageError(f"{source} is no .tar.gz, .tar or .zip archive.") from error
     return content
 
 
-def _find_skills(source: str, files: Mapping[str, TreeFile]) -> Skills:
-    folders = _find_skill_folders(files)
+def _find_skills(source: str, files: Mapping[str, TreeFile], only: Collection[str]) -> Skills:
+    folders = _choose_folders(source, files, only)
     skills: dict[str, dict[str, TreeFile]] = {}
     for folder in folders:
         own = {path.removeprefix(folder): file for path, file in files.items() if _folder_of(path, folders) == folder}
@@ -245,8 +279,7 @@ def _find_skills(source: str, files: Mapping[str, TreeFile]) -> Skills:
         if problems:
             raise UsageError(f"The skill {ascii(folder)[1:101] or 'at the top'} of {source}: {'; '.join(problems)}.")
         skills[name] = own
-    if not skills:
-        raise UsageError(f"{source} has no folder with a SKILL.md.")
+    _require_names(source, skills, only)
     return skills
 
 
@@ -275,6 +308,24 @@ def _find_skill_folders(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
+def _choose_folders(source: str, paths: Iterable[str], only: Collection[str]) -> tuple[str, ...]:
+    folders = _find_skill_folders(paths)
+    if not folders:
+        raise UsageError(f"{source} has no folder with a SKILL.md.")
+    if not only or folders == ("",):
+        return folders
+    _require_names(source, [PurePosixPath(folder).name for folder in folders], only)
+    return tuple(folder for folder in folders if PurePosixPath(folder).name in only)
+
+
+def _require_names(source: str, names: Iterable[str], only: Iterable[str]) -> None:
+    there = sorted(set(names))
+    if missing := [name for name in only if name not in there]:
+        raise UsageError(
+            f"{source} has no skill {', '.join(missing)}.", remedy=ascii(f"It has {', '.join(there)}.")[1:1001]
+        )
+
+
 def _folder_of(path: str, folders: Iterable[str]) -> str | None:
     return next((folder for folder in folders if path.startswith(folder)), None)
 
@@ -283,7 +334,8 @@ def _check_size(source: str, files: int, size: int) -> None:
     if files > MAX_SKILL_FILES or size > MAX_SKILL_BYTES:
         raise UsageError(
             f"The skills of {source} have {files:,} files and {size:,} bytes; "
-            f"{MAX_SKILL_FILES:,} and {MAX_SKILL_BYTES:,} are allowed."
+            f"{MAX_SKILL_FILES:,} and {MAX_SKILL_BYTES:,} are allowed.",
+            remedy="Choose some of them with --skill.",
         )
 
 

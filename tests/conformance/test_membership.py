@@ -201,6 +201,38 @@ async def test_deaths_between_two_waits_for_others_do_not_add_up(store: Store) -
     assert await Conversations(store).list_dead_letters() == []
 
 
+async def test_deaths_after_a_wait_for_others_add_up(store: Store) -> None:
+    await begin(store)
+    last = await enter(store, "last")
+    for n in range(3):
+        await enter(store, f"w{n}")
+        claimed = await claim_whole(store, f"w{n}")
+        assert claimed.crashes == n
+        for mark in (Mark.ACTING, Mark.ACQUITTED, Mark.ACTING_AGAIN):
+            assert await Owners(store).mark(claimed.ownership, mark)
+        await bury(store, f"w{n}", by=last)
+    assert (await claim_whole(store, "last")).crashes == 3
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+async def test_progress_forgives_deaths_after_a_wait(store: Store, is_released: bool) -> None:
+    log, _ = await own(store)
+    last = await enter(store, "last")
+    await bury(store, "w1", by=last)
+    await enter(store, "w2")
+    ownership = await claim(store, "w2")
+    for mark in (Mark.ACTING, Mark.ACQUITTED, Mark.ACTING_AGAIN):
+        assert await Owners(store).mark(ownership, mark)
+    await bury(store, "w2", by=last)
+    ownership = await claim(store, "last")
+    if is_released:
+        assert await Owners(store).release(ownership, seen_id=1) is None
+    else:
+        await log.append_as_owner(ownership, [message()], expected_last_id=1)
+        assert await Owners(store).release(ownership, seen_id=2) is None
+    assert await store.call("HMGET", store.known_keys(CID).meta, "crashes", "late", "mark") == [None] * 3
+
+
 async def test_a_conversation_that_gets_on_is_forgiven(store: Store) -> None:
     log, _ = await own(store)
     last = await enter(store, "last")

@@ -17,7 +17,8 @@ import pytest
 import pytest_asyncio
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec
+from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, ModelCallFailed
+from broker.contract.observations import ErrorObservation
 from broker.runtime.ids import make_delegate_id
 from broker.runtime.tracing import make_traceparent
 from tests.faults.harness import FaultCluster, steps
@@ -135,6 +136,20 @@ async def test_content_is_recorded_on_request_with_masked_secrets(
     assert [message["role"] for message in asked_again][-2:] == ["assistant", "tool"]
     assert "told <secret_hidden>" in asked_again[-1]["parts"][0]["response"]
     assert not any(HIDDEN.encode() in body for body in receiver.bodies)
+
+
+async def test_content_that_cannot_be_rendered_fails_no_call(tmp_path: Path, receiver: Receiver) -> None:
+    asked = {**receiver.environment, "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
+    deep = json.dumps({"command": 0}).replace("0", "[" * 700 + "]" * 700)
+    turn = {"tool_calls": [{"id": "one", "name": "execute_bash", "arguments": deep}]}
+    async with FaultCluster(tmp_path).running() as cluster:
+        cluster.start_controller(**asked)
+        cluster.start_tool(**asked)
+        (cid,) = await cluster.submit([turn, finish()])
+        await cluster.settle([cid])
+        events = await cluster.client.events(cid)
+    assert [event for event in events if isinstance(event, ErrorObservation)]
+    assert not [event for event in events if isinstance(event, ModelCallFailed)]
 
 
 async def test_a_delegate_is_in_the_trace_of_its_parent(cluster: FaultCluster, receiver: Receiver) -> None:

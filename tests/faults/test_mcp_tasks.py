@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import MCPAction
+from broker.contract.events import AgentState
 from broker.contract.observations import MCPObservation, OutcomeUnknownObservation
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until
@@ -124,6 +125,21 @@ async def test_waiting_conversation_outlives_any_number_of_dead_controllers(
     remote.end_all()
     await cluster.settle([cid])
     assert [text_of(answer) for answer in await cluster.answers(cid, "action.call_tool_mcp")] == ["long is done"]
+
+
+async def test_waiting_conversation_whose_release_kills_is_given_up(cluster: FaultCluster, remote: TaskServer) -> None:
+    cluster.start(**settings(cluster, remote), DECKHANDS_IDLE_SECONDS="3600")
+    (cid,) = await cluster.submit([call("job", name="long"), finish()], tools=["remote/*"])
+    await until(lambda: any(job.polls for job in remote.jobs.values()), what="a poll")
+    cluster.kill("c1")
+    for _ in range(3):
+        cluster.start_controller(
+            "victim", DECKHANDS_IDLE_SECONDS="0.2", DECKHANDS_FAILPOINTS="controller.before_release:kill@1"
+        )
+        assert await cluster.until_ended("victim", limit=60) == -9
+    cluster.start_controller("c2")
+    await cluster.settle([cid])
+    assert (await cluster.client.row(cid)).state == AgentState.ERROR
 
 
 async def _is_acquitted(cluster: FaultCluster, conversation_id: str) -> bool:

@@ -259,7 +259,7 @@ local function write_fields(a, update, relabels)
   if relabels and by ~= 'create' then labels.leave(a.shard, a.meta, a.cid) end
   redis.call('HSET', a.meta, unpack(update))
   if relabels or by == 'create' then labels.enter(a.shard, a.meta, a.cid, a.found[CREATED] or a.wall) end
-  if by == 'owner' and (a.found[CRASHES] or a.found[MARK]) then redis.call('HDEL', a.meta, 'crashes', 'mark') end
+  if by == 'owner' and (a.found[CRASHES] or a.found[MARK]) then redis.call('HDEL', a.meta, 'crashes', 'late', 'mark') end
 end
 
 -- Queue notices for ingress workers, waiting clients and webhooks, and remove an expired conversation from its timers.

@@ -1,5 +1,5 @@
 -- Ownership: the worker that decides for a conversation. Its fencing token grows with each claim.
--- Keys:  conversation base  :meta  owner, token, mark, crashes, orphan_of   :snapshot  string
+-- Keys:  conversation base  :meta  owner, token, mark, crashes, late, orphan_of   :snapshot  string
 --        shard base         :worker:<id>:owned  set   :takeovers  stream
 
 local groups = require('log/lua/groups')
@@ -89,7 +89,7 @@ local function release(keys, args)
   if not history.remembers(base, seen, args[6]) then return {'lost', tonumber(last)} end
   if last ~= seen or results.are_waiting(base) then return {'news', tonumber(last)} end
   local owned = ownership.owned_by(shard, worker)
-  redis.call('HDEL', meta, 'owner', 'rung', 'mark', 'crashes')
+  redis.call('HDEL', meta, 'owner', 'rung', 'mark', 'crashes', 'late')
   redis.call('SREM', owned, cid)
   if delay ~= '' then redis.call('ZADD', shard .. ':parked', store.now_ms(shard) + tonumber(delay), cid) end
   return {'released'}
@@ -107,15 +107,17 @@ local function due(keys, args)
   return {'due'}
 end
 
--- mark: record that a step of the conversation runs ('1' or '3') or not ('0'). A death of the worker while it runs counts
--- against the conversation. '2': it waits for others, and has done all that it could do before: no earlier death counts.
+-- mark: record that a step of the conversation runs ('1') or not ('0'). A death of the worker while it runs counts against
+-- the conversation. '2': it waits for others, and has done all that it could do before; of the earlier deaths, only those
+-- count that came after such a wait ('3').
 -- ARGV  worker, token, '0' to '3'.  returns {'marked'} {'fenced'}
 local function mark(keys, args)
   local meta = keys[1] .. ':meta'
   if not ownership.is_owner(meta, args[1], args[2]) then return {'fenced'} end
-  if args[3] == '1' or args[3] == '3' then redis.call('HSET', meta, 'mark', '1')
-  elseif args[3] == '2' then redis.call('HDEL', meta, 'mark', 'crashes')
+  if args[3] == '1' or args[3] == '3' then redis.call('HSET', meta, 'mark', args[3])
   else redis.call('HDEL', meta, 'mark') end
+  local late = args[3] == '2' and store.get(meta, 'late')
+  if late then redis.call('HSET', meta, 'crashes', late) elseif args[3] == '2' then redis.call('HDEL', meta, 'crashes') end
   return {'marked'}
 end
 

@@ -58,7 +58,9 @@ local function hand_back(shard, worker, cid, now, how)
   if store.get(meta, 'owner') ~= worker then return end
   if how == 'crash' then
     local crashes = tonumber(store.get(meta, 'crashes')) or 0
-    if crashes == 0 or store.get(meta, 'mark') then crashes = crashes + 1 end
+    local mark = store.get(meta, 'mark')
+    if crashes == 0 or mark then crashes = crashes + 1 end
+    if mark == '3' then redis.call('HSET', meta, 'late', (tonumber(store.get(meta, 'late')) or 0) + 1) end
     redis.call('HSET', meta, 'crashes', crashes, 'orphan_of', worker)
     if crashes >= 3 then redis.call('ZADD', shard .. ':dead', now, cid) end
   end

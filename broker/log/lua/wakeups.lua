@@ -73,7 +73,7 @@ end
 local function requeue(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
   if not store.get(meta, 'last_id') then return {'missing'} end
-  redis.call('HDEL', meta, 'crashes', 'mark')
+  redis.call('HDEL', meta, 'crashes', 'late', 'mark')
   redis.call('ZREM', shard .. ':dead', cid)
   wakeups.notify_again(shard, meta, cid, store.now_ms(shard))
   return {'requeued'}

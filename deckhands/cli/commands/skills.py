@@ -100,7 +100,12 @@ def list_skills(options: SkillListOptions) -> None:
     """
     own = {skill.name: skill for skill in load_skills(Path.home())}
     read = parse_skills(read_workspace_files(options.folder))
-    pins = {f"{SKILLS}/{name}/SKILL.md": pin for name, pin in read_pins(options.folder).items()}
+    problems = list(read.unreadable)
+    try:
+        pins = {f"{SKILLS}/{name}/SKILL.md": pin for name, pin in read_pins(options.folder).items()}
+    except UsageError as error:
+        pins = {}
+        problems.append(error.message)
     listed = [*zip(read.skills, read.paths, strict=True)]
     replaced = {skill.name for skill in read.skills}
     listed += [(skill, "~") for name, skill in own.items() if name not in replaced]
@@ -126,7 +131,7 @@ def list_skills(options: SkillListOptions) -> None:
         ]
         rows += [(agent.name, AGENT_USE, str(len(agent.instructions)), clean_line(path)) for path, agent in agents]
         print_text("\n".join(render_table(HEAD, rows)))
-    for problem in read.unreadable:
+    for problem in problems:
         note(f"Left out: {problem}")
 
 
@@ -168,12 +173,7 @@ def add_skills(options: SkillAddOptions) -> None:
 
     An installed skill is replaced. `skills check` compares installed skills with their pins.
     """
-    found = fetch_skills(options.source, commit=options.commit, digest=options.sha256)
-    if missing := [name for name in options.only if name not in found]:
-        raise UsageError(
-            f"{options.source} has no skill {', '.join(missing)}.", remedy=f"It has {', '.join(sorted(found))}."
-        )
-    chosen = {name: found[name] for name in sorted(found) if not options.only or name in options.only}
+    chosen = fetch_skills(options.source, commit=options.commit, digest=options.sha256, only=options.only)
     pin = (options.commit or f"sha256:{(options.sha256 or '').removeprefix('sha256:')}").lower()
     for path in install_skills(options.folder, chosen, source=options.source, pin=pin):
         print_text(path)

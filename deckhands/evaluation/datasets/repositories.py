@@ -16,6 +16,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,9 @@ from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, FileS
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 LIMIT_SECONDS = 300.0
+ENCRYPTED = 1
+UNPACKED_IN_PARTS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""The methods of ZIP files whose content can be unpacked up to a limit."""
 
 
 def find_instance_files(directory: Path, instance_id: str, repository: str, commit: str) -> FileSource:
@@ -89,7 +93,7 @@ class ArchiveFiles:
         try:
             is_zip = self.path.name.endswith(".zip")
             found = _in_zip(self.path) if is_zip else _in_tar(self.path.read_bytes(), str(self.path))
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise UsageError(f"The archive {self.path} cannot be read: {error}.") from error
         tops = {name.partition("/")[0] for name in found}
         if len(tops) == 1 and all("/" in name for name in found):
@@ -197,7 +201,13 @@ def _in_zip(path: Path) -> dict[str, TreeFile]:
                 continue
             size += member.file_size
             _check(str(path), member.filename, size, len(found))
-            found[PurePosixPath(member.filename).as_posix()] = TreeFile(packed.read(member), bool(mode & 0o100))
+            if member.flag_bits & ENCRYPTED or member.compress_type not in UNPACKED_IN_PARTS:
+                raise ValueError(f"{ascii(member.filename)[:200]} is encrypted, or packed otherwise than by deflate")
+            with packed.open(member) as opened:
+                content = opened.read(
+                    member.file_size
+                )  # without the size, up to 2 GiB are unpacked before it is checked
+            found[PurePosixPath(member.filename).as_posix()] = TreeFile(content, bool(mode & 0o100))
     return found
 
 

@@ -68,7 +68,7 @@ class Spans:
 
     async def _add_content(self, span: OpenSpan, run: ActionRun, observation: Observation) -> None:
         """Record the arguments and the result of a tool, if their secrets can be masked."""
-        with suppress(DeckhandsError):
+        with suppress(DeckhandsError, RecursionError):  # a model chooses how deep its arguments are
             masker = await self._log.load_masker(run.conversation_id)
             arguments = {name: value for name, value in run.action.wire().items() if name not in NOT_CONTENT}
 

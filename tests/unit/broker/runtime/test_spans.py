@@ -107,6 +107,16 @@ def test_large_content_of_one_item_stays_json() -> None:
     assert json.loads(text)["cut"].startswith('{"0": "xxx')
 
 
+@pytest.mark.parametrize("text", ["x", '"', "\\", "\U0001f600"])
+def test_last_item_of_large_content_is_cut_and_kept(text: str) -> None:
+    large = {"parts": [text * MAX_CONTENT_TEXT_CHARS] * 9}
+    for content in ([{"first": 1}, large], large):
+        rendered = render_content(content)
+        assert len(rendered) <= MAX_CONTENT_CHARS
+        kept = json.loads(rendered)
+        assert (kept[-1] if isinstance(kept, list) else kept)["cut"].startswith('{"parts": ["')
+
+
 @pytest.mark.parametrize(
     ("sampler", "parent", "is_sampled"),
     [

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import subprocess
 import tarfile
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -105,6 +107,23 @@ def test_commit_behind_a_branch_is_found(tmp_path: Path, folder: Path) -> None:
     assert not (folder / ".agents" / "skills" / "csv").exists()
 
 
+def test_attributes_of_a_repository_change_no_file(tmp_path: Path, folder: Path) -> None:
+    files = {
+        "pdf/SKILL.md": PDF + "$Format:%B$ $Id$\n",
+        "pdf/left-out.md": "There.\n",
+        ".gitattributes": "*.md export-subst ident text eol=crlf working-tree-encoding=UTF-16\nleft-out.md export-ignore\n",
+    }
+    (tmp_path / "repo").mkdir()
+    git(tmp_path / "repo", "init", "--quiet")
+    (tmp_path / "repo" / ".git" / "info").mkdir(exist_ok=True)
+    (tmp_path / "repo" / ".git" / "info" / "attributes").write_text("* !working-tree-encoding\n")
+    pin = commit(tmp_path / "repo", files)
+    assert call(["skills", "add", str(tmp_path / "repo"), "--commit", pin, "--into", str(folder)]) == 0
+    skill = folder / ".agents" / "skills" / "pdf"
+    found = {f"pdf/{path.name}": path.read_bytes().decode() for path in skill.iterdir()}
+    assert found == {name: text for name, text in files.items() if name.startswith("pdf/")}
+
+
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_skills_of_an_archive_are_installed_at_home(tmp_path: Path, folder: Path, said: Said, kind: str) -> None:
     path = tmp_path / "archive"
@@ -144,6 +163,27 @@ def test_archive_of_a_server_needs_the_pinned_digest(tmp_path: Path, folder: Pat
     assert (folder / ".agents" / "skills" / "pdf" / "SKILL.md").read_text() == PDF
 
 
+class CompressedTransfers(SimpleHTTPRequestHandler):
+    """Calls the compression of each file one of its transfer, as some servers do for `.tar.gz`."""
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Encoding", "gzip")
+        super().end_headers()
+
+
+def test_archive_is_kept_as_packed_by_its_server(tmp_path: Path, folder: Path) -> None:
+    pin = pack(tmp_path / "skills.tar.gz", FILES)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(CompressedTransfers, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/skills.tar.gz"
+        try:
+            assert call(["skills", "add", url, "--sha256", pin, "--into", str(folder)]) == 0
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
     entry.type, entry.linkname = kind, target
@@ -179,6 +219,67 @@ def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, folder: Pat
     assert "unpacks to more than" in said()
 
 
+def test_tar_file_packed_otherwise_is_refused(tmp_path: Path, folder: Path, said: Said) -> None:
+    pack(tmp_path / "archive", FILES)
+    packed = lzma.compress(gzip.decompress((tmp_path / "archive").read_bytes()), lzma.FORMAT_ALONE)
+    (tmp_path / "archive").write_bytes(packed)
+    pin = sha256(packed).hexdigest()
+    assert call(["skills", "add", str(tmp_path / "archive"), "--sha256", pin, "--into", str(folder)]) == 2
+    assert "is no .tar.gz, .tar or .zip" in said()
+
+
+def forge_size(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes().replace(size.to_bytes(4, "little"), (100).to_bytes(4, "little")))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_zip_with_forged_sizes_takes_little_memory(tmp_path: Path, folder: Path, said: Said, method: int) -> None:
+    size = 2 * MAX_BYTES + 77
+    path = tmp_path / "archive"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("pdf/SKILL.md", bytes(size))
+    forge_size(path, size)
+    pin = sha256(path.read_bytes()).hexdigest()
+    tracemalloc.start()
+    try:
+        assert call(["skills", "add", str(path), "--sha256", pin, "--into", str(folder)]) == 2
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
+    finally:
+        tracemalloc.stop()
+    assert f"The archive {path} cannot be read" in said()
+
+
+def test_encrypted_zip_file_is_named(tmp_path: Path, folder: Path, said: Said) -> None:
+    path = tmp_path / "archive"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("pdf/SKILL.md", PDF)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    pin = sha256(content).hexdigest()
+    assert call(["skills", "add", str(path), "--sha256", pin, "--into", str(folder)]) == 2
+    assert "is encrypted" in said()
+
+
+def test_damaged_zip_file_is_named(tmp_path: Path, folder: Path, said: Said) -> None:
+    path = tmp_path / "archive"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pdf/SKILL.md", PDF * 20)
+    content = path.read_bytes().replace(b"SKILL.md", b"SKILL.md\xff", 1)
+    path.write_bytes(content)
+    pin = sha256(content).hexdigest()
+    assert call(["skills", "add", str(path), "--sha256", pin, "--into", str(folder)]) == 2
+    assert f"The archive {path} cannot be read" in said()
+
+
+@pytest.mark.parametrize("names", [["pdf/a", "pdf/a/b"], ["pdf/" + "a" * 300]])
+def test_files_that_cannot_be_written_are_named(tmp_path: Path, folder: Path, said: Said, names: list[str]) -> None:
+    pin = pack(tmp_path / "archive", {"pdf/SKILL.md": PDF, "z": "", **dict.fromkeys(names, "x")})
+    assert call(["skills", "add", str(tmp_path / "archive"), "--sha256", pin, "--into", str(folder)]) == 2
+    assert "pdf cannot be written" in said()
+    assert list((folder / ".agents" / "skills").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -212,6 +313,8 @@ def test_other_content_than_the_pinned_is_refused(tmp_path: Path, folder: Path, 
         (["x", "--commit", "main"], "no full commit hash"),
         (["x", "--sha256", "abc"], "no SHA-256 digest"),
         (["https://a:b@host.example/x", "--sha256", "0" * 64], "password"),
+        (["https://token@host.example/x", "--sha256", "0" * 64], "a password or a token"),
+        (["http://[::1/x", "--sha256", "0" * 64], "no address"),
         (["missing.tar.gz", "--sha256", "0" * 64], "cannot be read"),
         (["ext::sh -c touch% /tmp/x", "--commit", "0" * 40], "cannot fetch"),
     ],
@@ -251,9 +354,33 @@ def test_forged_pins_remove_nothing_outside(tmp_path: Path, folder: Path, said: 
     assert "\x1b" not in said()
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "\ud800".encode(errors="surrogatepass")])
-def test_unreadable_pins_are_none(folder: Path, text: str | bytes) -> None:
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "<<<<<<< ours\n{}", "\ud800".encode(errors="surrogatepass")])
+def test_unreadable_pins_are_named_and_kept(tmp_path: Path, folder: Path, said: Said, text: str | bytes) -> None:
     path = folder / ".agents" / "skills" / "pins.json"
     path.parent.mkdir(parents=True)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert call(["skills", "check", str(folder)]) == 0
+    content = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(content)
+    pin = pack(tmp_path / "archive", FILES)
+    into = ["--into", str(folder)]
+    assert call(["skills", "check", str(folder)]) == 1
+    assert call(["skills", "add", str(tmp_path / "archive"), "--sha256", pin, *into]) == 2
+    assert call(["skills", "rm", "pdf", *into]) == 2
+    assert call(["skills", "ls", str(folder)]) == 0
+    assert said().count("cannot be read as pins") == 4
+    assert path.read_bytes() == content
+    assert [each.name for each in path.parent.iterdir()] == ["pins.json"]
+
+
+def test_chosen_skill_of_a_large_source_is_installed(tmp_path: Path, folder: Path, said: Said) -> None:
+    further = {f"big/{number}": "" for number in range(600)} | {"big/SKILL.md": PDF, "Bad/SKILL.md": "Bad."}
+    pin = commit(tmp_path / "repo", FILES | further)
+    arguments = ["skills", "add", str(tmp_path / "repo"), "--commit", pin, "--into", str(folder)]
+    assert call(arguments) == 2
+    assert "--skill" in said()
+    assert call([*arguments, "--skill", "missing"]) == 2
+    assert "It has Bad, big, csv, pdf." in said()
+    assert call([*arguments, "--skill", "pdf"]) == 0
+    digest = pack(tmp_path / "archive", FILES | further)
+    archive = ["skills", "add", str(tmp_path / "archive"), "--sha256", digest, "--into", str(folder)]
+    assert call([*archive, "--skill", "csv"]) == 0
+    assert {path.name for path in (folder / ".agents" / "skills").iterdir()} == {"pdf", "csv", "pins.json"}
