@@ -299,14 +299,29 @@ class SentinelGroup:
         await until(is_whole, limit=LIMIT_SECONDS, what="group that is whole")
         return found[0]
 
-    async def order(self, old: Server) -> Server:
-        """Order a Sentinel to replace the primary, which lets the replica catch up first; return the new one.
+    async def spare(self, server: Server) -> None:
+        """Let the Sentinels never promote a replica."""
+        await server.call("CONFIG", "SET", "replica-priority", 0)
+
+        async def is_spared() -> bool:
+            listed = [await self.call_sentinel(port, "SENTINEL", "REPLICAS", SERVICE) for port in self._ports]
+            facts = [to_facts(flat) for replicas in listed for flat in replicas]
+            return sum(each[b"slave-priority"] == b"0" for each in facts) == len(self._ports)
+
+        await until(is_spared, limit=LIMIT_SECONDS, what="replica that is spared")
+
+    async def order(self, old: Server, *, is_coordinated: bool = True) -> Server:
+        """Order a Sentinel to replace the primary; return the new one.
 
         A Sentinel may give the order up; then it is given again.
+
+        Args:
+            is_coordinated: the primary lets the replica catch up first.
         """
+        options = ("COORDINATED",) if is_coordinated else ()
         while True:
             with contextlib.suppress(StoreRefused):
-                await self.call_sentinel(self._ports[-1], "SENTINEL", "FAILOVER", SERVICE, "COORDINATED")
+                await self.call_sentinel(self._ports[-1], "SENTINEL", "FAILOVER", SERVICE, *options)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ORDER_SECONDS):
                     return await self.until_promoted(other_than=old)

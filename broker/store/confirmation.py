@@ -6,7 +6,8 @@ the claims of its actions: the functions that write these end their reply with i
 Holds: a confirmation asks the server that has replied, after it has replied. A primary that was replaced meanwhile, and
 a stale one without its replicas, confirm nothing: the caller does not know the outcome, and repeats its call. With
 Sentinels, every replica that they may promote has to confirm: a primary that is replaced while it lives can still have
-another one.
+another one. While a replica is away, a confirmation may come from one that has just returned, and not from the one that
+is being promoted; so a majority of the Sentinels is asked whether this primary stays.
 Keys: `deck:acked`, or `deck:{k}:acked` for a node of a cluster, written before each confirmation. A server confirms
 only what the asking connection has written; all earlier writes, of any connection, come before this one in its stream.
 """
@@ -70,6 +71,7 @@ class Confirmations:
         send: sends commands to the store; returns their replies, and the epoch of the server.
         count_replicas: returns how many replicas have to confirm.
         count_connected: asks how many of these can be promoted now, after fewer have confirmed.
+        check_primary: raises `StoreError` if a replica that has not confirmed may have been promoted.
         find_key: returns the key to write before a confirmation.
     """
 
@@ -79,12 +81,15 @@ class Confirmations:
         send: Callable[[Sequence[Sequence[str | int]]], Awaitable[tuple[list[Any], int]]],
         count_replicas: Callable[[], int],
         count_connected: Callable[[], Awaitable[int]],
+        *,
+        check_primary: Callable[[], Awaitable[None]],
         find_key: Callable[[], str],
     ) -> None:
         self._acks = acks
         self._send = send
         self._count_replicas = count_replicas
         self._count_connected = count_connected
+        self._check_primary = check_primary
         self._find_key = find_key
         self._running: asyncio.Task[int] | None = None
         self._next: asyncio.Task[int] | None = None
@@ -127,6 +132,11 @@ class Confirmations:
             many = f"its {needed} replicas" if needed > 1 else "a replica"
             whom = "its disk" if self._acks == "disk" else many
             raise OutcomeUnknown(f"The store did not get a write to {whom} within {CONFIRM_SECONDS:g} s.")
+        if self._acks == "replica":
+            try:
+                await self._check_primary()
+            except StoreError as error:
+                raise OutcomeUnknown(f"A write was not confirmed: {error.message}") from error
         return epoch
 
     async def _count_confirming(self) -> tuple[int, int, int]:

@@ -41,7 +41,16 @@ from broker.runtime import (
 from broker.store.confirmation import ACKED_KEY, READING, Confirmations, find_demand
 from broker.store.routing import CLUSTER_REMEDY, ClusterUrl, is_cluster_url
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
-from broker.store.sentinel import Host, Primary, SentinelUrl, find_primary, follow_switches, is_sentinel_url, show_host
+from broker.store.sentinel import (
+    Host,
+    Primary,
+    SentinelUrl,
+    check_primary,
+    find_primary,
+    follow_switches,
+    is_sentinel_url,
+    show_host,
+)
 
 Argument = bytes | str | int | float
 
@@ -155,7 +164,8 @@ class MultiplexedConnection:
                     connection.call_with_epoch,
                     lambda: self._endpoint.replicas,
                     connection.count_connected_replicas,
-                    lambda: self._endpoint.acked_key,
+                    check_primary=connection.check_primary,
+                    find_key=lambda: self._endpoint.acked_key,
                 )
                 self._confirming[acks] = (confirmations, connection)
             await self._confirming[acks][0].confirm(epoch)
@@ -193,6 +203,17 @@ class MultiplexedConnection:
         if wire is None or wire.is_lost or wire.place != (found.host, found.port):
             raise StoreUnavailable("The store's primary was replaced.")
         return max(1, found.connected)
+
+    async def check_primary(self) -> None:
+        """Check that no replica is replacing this connection's server, unless all are connected to it.
+
+        Raises:
+            StoreUnavailable: a replica was promoted, or may have been.
+        """
+        wire = self._wire
+        if wire is None or wire.is_lost:
+            raise StoreUnavailable("The connection to the store's primary was lost.")
+        await self._endpoint.check_primary(wire.place)
 
     def abort(self, error: Exception) -> None:
         """End the socket: pending calls raise `OutcomeUnknown`, those that wait for it to open `StoreUnavailable`."""
@@ -413,6 +434,7 @@ class Endpoint:
         self.epoch = 0
         self.has_served = False
         self.replicas = 1
+        self._lacks_replicas = False
         self._run_id = b""
         self._wires: weakref.WeakSet[_Wire] = weakref.WeakSet()
         self._follower: asyncio.Task[None] | None = None
@@ -475,12 +497,19 @@ class Endpoint:
         self._count_replicas(found)
         return found
 
+    async def check_primary(self, place: tuple[str, int]) -> None:
+        """See `MultiplexedConnection.check_primary`."""
+        address = self._address()
+        if address.sentinels is not None and self._lacks_replicas:
+            await check_primary(address.sentinels, place, address.ssl_context)
+
     def _follow(self, primary: Primary) -> None:
         self._leave_others((primary.host, primary.port))
         self._count_replicas(primary)
 
     def _count_replicas(self, primary: Primary) -> None:
         self.replicas = max(1, primary.replicas)
+        self._lacks_replicas = primary.connected < primary.known
 
     def _leave_others(self, primary: tuple[str, int]) -> None:
         for wire in [wire for wire in self._wires if wire.place != primary]:

@@ -52,12 +52,14 @@ class Primary:
     """The primary as a Sentinel sees it.
 
     Attributes:
-        replicas: how many replicas it may promote now or soon.
-        connected: how many of them it is connected to.
+        known: how many replicas it knows.
+        replicas: how many of them it may promote now or soon.
+        connected: how many of these it is connected to.
     """
 
     host: str
     port: int
+    known: int
     replicas: int
     connected: int
 
@@ -135,7 +137,7 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
             if found:
                 up = [flags for flags in map(_read_flags, replicas) if flags.isdisjoint(NEVER_PROMOTED)]
                 connected = sum(b"disconnected" not in flags for flags in up)
-                return Primary(found[0].decode(), int(found[1]), len(up), connected)
+                return Primary(found[0].decode(), int(found[1]), len(replicas), len(up), connected)
             causes.append(f"{sentinel[0]}:{sentinel[1]} monitors no {url.service}")
     if refusal is not None:
         raise refusal
@@ -190,6 +192,28 @@ async def find_latest_primary(url: SentinelUrl, context: ssl.SSLContext | None =
             remedy="Start more of the Sentinels.",
         )
     return NamedPrimary(max(found)[1], has_history)
+
+
+async def check_primary(url: SentinelUrl, place: Host, context: ssl.SSLContext | None = None) -> None:
+    """Check that a majority of the Sentinels names this server, and that none of them is replacing it.
+
+    Raises:
+        StoreUnavailable: it is replaced, or may be.
+    """
+    named = 0
+    for sentinel in url.sentinels:
+        with suppress(OSError, TimeoutError, StoreMisconfigured):
+            async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
+                # The facts name the server that is replaced until the fail-over has ended, the other call the new one.
+                facts = await link.call("SENTINEL", "MASTER", url.service)
+                found = await link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.service)
+            about = dict(zip(facts[::2], facts[1::2], strict=False))
+            is_facts_place = (about[b"ip"].decode(), int(about[b"port"])) == place
+            if is_facts_place and b"failover_in_progress" in about[b"flags"].split(b","):
+                raise StoreUnavailable("The store's primary is being replaced.")
+            named += found is not None and (found[0].decode(), int(found[1])) == place
+    if named <= len(url.sentinels) // 2:
+        raise StoreUnavailable("No majority of the Sentinels names the store's primary: it may have been replaced.")
 
 
 async def order_fail_over(url: SentinelUrl, context: ssl.SSLContext | None = None) -> None:

@@ -105,6 +105,32 @@ async def test_a_stale_primary_confirms_nothing(group: SentinelGroup) -> None:
     assert await new.call("GET", "deck:stale") is None
 
 
+async def test_replica_of_a_replaced_primary_confirms_nothing(group: SentinelGroup) -> None:
+    """One that is not promoted follows the replaced primary for a while; what both have in this time is lost."""
+    old = await group.until_whole()
+    await group.spare(next(server for server in group.servers if server is not old))
+    store = await open_store(group.url, patience_seconds=unhurried(60), acks="replica")
+    is_over, confirmed = asyncio.Event(), set[bytes]()
+
+    async def write() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            with contextlib.suppress(StoreError):
+                await store.connection.call("SADD", "deck:test", number)
+                confirmed.add(b"%d" % number)
+
+    writing = asyncio.create_task(write())
+    await until(lambda: len(confirmed) > 10, limit=60, what="confirmed writes")
+    new = await group.order(old, is_coordinated=False)
+    after = len(confirmed)
+    await until(lambda: len(confirmed) > after + 10, limit=60, what="confirmed writes of the new primary")
+    is_over.set()
+    await writing
+    await store.aclose()
+    assert confirmed - set(await new.call("SMEMBERS", "deck:test")) == set()
+
+
 class SentinelCluster(FaultCluster):
     """Workers on a store, a broker and a result backend behind Sentinels."""
 
