@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from broker.contract.actions import CmdRunAction, MessageAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
-    AgentState,
     ConversationCreated,
     Event,
     EventSource,

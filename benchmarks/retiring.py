@@ -20,7 +20,8 @@ from pathlib import Path
 from celery import Celery
 
 from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
-from broker.contract.events import AgentState, ConversationCreated, Event, ModelReply, TokenUsage
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, Event, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from broker.contract.recall import RecallAction, RecallType
 from broker.runtime.ids import new_conversation_id

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from broker.contract.events import AgentState, ConversationCreated, DelegateEnded, Event
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, DelegateEnded, Event
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store
 from deckhands.client.client import Client

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction, RiskyAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
-    AgentState,
     ConversationCreated,
     Event,
     EventSource,

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
-from broker.contract.events import AgentSpec, AgentState, ConversationCreated, Event, EventSource, LLMSpec
+from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec
 from broker.contract.specs import SdkSpec
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import ClaimedConversation, Owners

@@ -24,7 +24,8 @@ from typing import Any
 
 import pytest
 
-from broker.contract.events import AgentState, ModelToolCall
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ModelToolCall
 from controller_worker.core.effects import AwaitDelegates, AwaitStart, AwaitTools, CallModel, Effect, Park, Rest
 from tests.controller_parts import START, Core, bash, call, check_snapshots, finish, think
 

@@ -18,8 +18,9 @@ from itertools import count
 from pathlib import Path
 
 from broker.contract.actions import AgentDelegateAction, AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import is_settled
 from broker.contract.browser_events import BrowserOutputObservation
-from broker.contract.events import ConfirmationStatus, Event, EventSource, ModelCallDeferred, Tenancy, is_settled
+from broker.contract.events import ConfirmationStatus, Event, EventSource, ModelCallDeferred, Tenancy
 from broker.contract.file_events import FileEditObservation
 from broker.contract.task_list import TaskItem, TaskTrackingAction
 from broker.coordination.membership import Figures, Membership

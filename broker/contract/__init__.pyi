@@ -1,6 +1,6 @@
 from . import codec as codec
 from .codec import SHORTENED_END_CHARS as SHORTENED_END_CHARS
-from .codec import SCHEMA_VERSION as SCHEMA_VERSION
+from .schema_version import SCHEMA_VERSION as SCHEMA_VERSION
 from .codec import SHORTEN_ABOVE_BYTES as SHORTEN_ABOVE_BYTES, action_kinds as action_kinds, checksum_of as checksum_of
 from .codec import decode_any as decode_any, event_from_wire as event_from_wire, pack as pack, to_entry as to_entry
 from .actions import WAYS_OUT as WAYS_OUT, AgentDelegateAction as AgentDelegateAction
@@ -17,8 +17,8 @@ from .agent_factory import choose_agent as choose_agent, legacy_of as legacy_of,
 from .agent_files import AGENT_FOLDERS as AGENT_FOLDERS, AgentFile as AgentFile
 from .agent_files import load_agent_files as load_agent_files, parse_agent_file as parse_agent_file
 from .agent_files import read_agent_files as read_agent_files
-from .events import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_USER_STATES as WAITING_FOR_USER_STATES
-from .events import AgentState as AgentState, is_settled as is_settled
+from .agent_state import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_USER_STATES as WAITING_FOR_USER_STATES
+from .agent_state import AgentState as AgentState, is_settled as is_settled
 from .allowed_hosts import HostRule as HostRule, parse_authority as parse_authority
 from .allowed_hosts import parse_host_rules as parse_host_rules, render_authority as render_authority
 from .browser_events import BrowseInteractiveAction as BrowseInteractiveAction, BrowseURLAction as BrowseURLAction

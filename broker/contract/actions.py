@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from broker.contract.agent_state import AgentState
 from broker.contract.condenser_specs import handles_requests
 from broker.contract.events import (
     Action,
     ActionSecurityRisk,
     AgentSpec,
-    AgentState,
     ConfirmationStatus,
     Event,
     EventSource,

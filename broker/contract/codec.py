@@ -32,13 +32,8 @@ import broker.contract
 from broker.contract.events import Action, Event, JsonObject
 from broker.contract.kinds import Paragraph
 from broker.contract.plain_json import replace_surrogates
+from broker.contract.schema_version import SCHEMA_VERSION
 from broker.runtime import CorruptEntry, DataLocked, EventUnfit, StoreTooNew, UnknownKind, import_modules
-
-SCHEMA_VERSION = 2
-"""Version 2 has the fields of version 1; its entries are compressed with a dictionary, which earlier versions of
-Deckhands do not have. They leave a conversation with such an entry to a newer worker.
-"""
-
 
 COMPRESS_ABOVE_BYTES = 64
 SHORTEN_ABOVE_BYTES = 32 * 1024

@@ -1,22 +1,19 @@
 """The events of the log. Each kind is a frozen Pydantic model with a stable `kind`.
 
-The states of an agent have the names and values of OpenHands (section 1.1).
-
 Holds: an event never changes once appended. Its wire form (`Event.wire`) is plain JSON, identical in the log, in an
 export and on a stream. A kind is never reused with another meaning.
 Does not: store prompts. A model's reply is stored once, as `ModelReply`; the actions that it requested refer to it by
 event id. Names, fields and defaults follow OpenHands V0 (section 3); the kinds `conversation.*` and `model.*` are ours.
-It does not define the allowed transitions of states; see `controller_worker.core.controller`.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from broker.contract.agent_state import AgentState
 from broker.contract.error_texts import REMEDIES, add_remedy
 from broker.contract.kinds import (
     Action,
@@ -39,38 +36,6 @@ from broker.contract.specs import AgentSpec, EventValue, Limits, LLMSpec, Tenanc
 from broker.contract.timing import DoubleTexting
 from broker.contract.token_records import RecordedTokens
 from broker.runtime import Acks
-
-
-class AgentState(StrEnum):
-    """The state of an agent. Source: OpenHands V0; the values are its wire strings."""
-
-    LOADING = "loading"
-    RUNNING = "running"
-    AWAITING_USER_INPUT = "awaiting_user_input"
-    PAUSED = "paused"
-    STOPPED = "stopped"
-    FINISHED = "finished"
-    REJECTED = "rejected"
-    ERROR = "error"
-    AWAITING_USER_CONFIRMATION = "awaiting_user_confirmation"
-    USER_CONFIRMED = "user_confirmed"
-    USER_REJECTED = "user_rejected"
-    RATE_LIMITED = "rate_limited"
-
-
-TERMINAL_STATES = frozenset({AgentState.FINISHED, AgentState.REJECTED, AgentState.ERROR, AgentState.STOPPED})
-"""States that only a user's message can leave."""
-
-WAITING_FOR_USER_STATES = frozenset(
-    {AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION, AgentState.PAUSED}
-)
-"""States that wait for a user to answer, confirm or resume."""
-
-
-def is_settled(state: AgentState) -> bool:
-    """Return whether the conversation needs no worker until it gets a message or a request."""
-    return state in TERMINAL_STATES or state in WAITING_FOR_USER_STATES
-
 
 __all__ = [
     "Action",

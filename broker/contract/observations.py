@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from broker.contract.agent_state import AgentState
 from broker.contract.error_texts import add_remedy, find_error_remedy, is_error_key, render_error
-from broker.contract.events import AgentState, EventValue, JsonObject, Observation, WorkspaceUse
+from broker.contract.events import EventValue, JsonObject, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.runtime import format_count
 

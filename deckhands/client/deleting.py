@@ -28,6 +28,8 @@ from broker.runtime import CorruptEntry, UnknownConversation, UsageError
 
 QUESTION_PREFIX, QUESTION_LABELS = "question-", {"openhands": "question"}
 """The start of the ids of forks that answer questions, and their labels."""
+ATTEMPTS = 5
+"""How often a deletion is tried while the log still grows."""
 
 
 async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
@@ -65,6 +67,20 @@ def is_delegate_of(events: Sequence[Event], parent_id: str) -> bool:
 async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, seen: set[str]) -> None:
     """Delete a conversation and its delegates, except those in `seen`."""
     seen.add(conversation_id)
+    for attempt in range(ATTEMPTS):
+        last_id = await _delete_delegates(log, conversation_id, limit_seconds, seen)
+        try:
+            await Deletion(log.store).delete(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
+            break
+        except NotDeleted:
+            # One that was just cancelled still gets the reports of those that have stopped.
+            has_news = await log.load_last_id(conversation_id) > last_id
+            if attempt == ATTEMPTS - 1 or not has_news:
+                raise
+
+
+async def _delete_delegates(log: EventLog, conversation_id: str, limit_seconds: float, seen: set[str]) -> int:
+    """Check that a conversation may be deleted, and delete its delegates first; return its last event id."""
     index = Conversations(log.store)
     row = await index.load_row(conversation_id)
     try:
@@ -83,8 +99,7 @@ async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, see
             first = await log.read(delegate_id, until=1, decode=decode_any)
             if delegate_id not in seen and is_delegate_of(first, conversation_id):
                 await _delete(log, delegate_id, limit_seconds, seen)
-    last_id = events[-1].id if events else row.last_event_id
-    await Deletion(log.store).delete(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
+    return events[-1].id if events else row.last_event_id
 
 
 def _is_deletable(row: ConversationRow) -> bool:

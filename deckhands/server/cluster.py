@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Path, Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from broker.coordination import FIELD, Quarantine, list_members, read_figures
@@ -300,6 +300,13 @@ async def metrics(gateway: GatewayOf, _principal: AdminOfAll) -> Response:
     return Response(await gateway.exposition.text(), media_type=CONTENT_TYPE)
 
 
+def _refuse_number(after: object) -> object:
+    """Refuse seconds since the epoch, which Pydantic takes for a date."""
+    if isinstance(after, str) and after.replace(".", "", 1).lstrip("+-").isdigit():
+        raise ValueError("not a date and time such as 2026-11-30T12:00:00Z")
+    return after
+
+
 @routes.get("/history", summary="Show recent figures of the cluster")
 async def history(
     gateway: GatewayOf,
@@ -307,7 +314,9 @@ async def history(
     of: Annotated[
         Literal["hour", "day"], Query(description="the last hour every 5 s, or the last day every minute")
     ] = "hour",
-    after: Annotated[AwareDatetime | None, Query(description="only later samples")] = None,
+    after: Annotated[
+        AwareDatetime | None, BeforeValidator(_refuse_number), Query(description="only later samples")
+    ] = None,
 ) -> ShownHistory:
     """Show steps, spend, takeovers, running conversations and queues over time, as the servers have kept them."""
     resolution = HOUR if of == "hour" else DAY

@@ -8,7 +8,7 @@ Does not: drive runs. `deckhands rollouts attach` does, on a machine of the oper
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from broker.contract import NAME_PATTERN
 from broker.runtime import UsageError, is_conversation_id, new_conversation_id
-from deckhands.rollouts import MAX_VERSION, Group, RolloutRun, RolloutSpec, list_runs
 from deckhands.server.dependencies import (
     GatewayOf,
     IdempotencyKey,
@@ -34,12 +33,17 @@ from deckhands.server.problems import Problem
 from deckhands.server.streams import reserve_stream
 from deckhands.server.trajectories import ShownSegment
 
+if TYPE_CHECKING:
+    from deckhands.rollouts import Group, RolloutRun
+
 routes = APIRouter(prefix="/rollouts", tags=["rollouts"])
 POLL_SECONDS = 0.3
 LONGEST_SECONDS = 300.0
 SHOWN_EVENTS = 100
 NAME_CHARS = 40
 MAX_DELIVERY = 2**53 - 1
+MAX_VERSION = 2**31 - 1
+"""That of `deckhands.rollouts`, which is loaded with the first request."""
 PROMPT = {"id": "sum-1", "task": "What is 1 + 1? Say the answer.", "answer": "2"}
 RunName = f"h-{ID}"
 
@@ -165,6 +169,8 @@ class Weights(JsonBody):
 
 async def _find(gateway: Gateway, principal: Principal, name: str) -> RolloutRun:
     """Return a run that the principal may see."""
+    from deckhands.rollouts import RolloutRun
+
     if is_conversation_id(name):
         run = RolloutRun(gateway.client, name)
         try:
@@ -191,14 +197,21 @@ async def _find_operable(gateway: GatewayOf, principal: Operator, run: Name) -> 
     return await _find(gateway, principal, run)
 
 
-ReadableRun = Annotated[RolloutRun, Depends(_find_readable)]
-WritableRun = Annotated[RolloutRun, Depends(_find_writable)]
-OperableRun = Annotated[RolloutRun, Depends(_find_operable)]
+if TYPE_CHECKING:
+    ReadableRun = RolloutRun
+    WritableRun = RolloutRun
+    OperableRun = RolloutRun
+else:
+    ReadableRun = Annotated[Any, Depends(_find_readable)]
+    WritableRun = Annotated[Any, Depends(_find_writable)]
+    OperableRun = Annotated[Any, Depends(_find_operable)]
 
 
 @routes.get("", summary="List rollout runs")
 async def listing(gateway: GatewayOf, principal: Reader) -> list[ShownRun]:
     """List the runs of the key's tenant, the latest change first. Kept for a month."""
+    from deckhands.rollouts import list_runs
+
     found = []
     for name in await list_runs(gateway.store):
         try:
@@ -217,6 +230,8 @@ async def start(
 
     The prompts are rows whose files are given as texts. `scorers` and `engines` are those of an operator's run.
     """
+    from deckhands.rollouts import RolloutRun, RolloutSpec
+
     if new.tenant is not None and not principal.is_for_all_tenants and new.tenant != principal.tenant:
         raise UsageError("tenant: the key is for one tenant.", remedy="Leave it out.")
     tenant = (new.tenant or "") if principal.is_for_all_tenants else principal.tenant

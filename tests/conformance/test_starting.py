@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.contract.events import AgentState, ConversationCreated, ConversationStarted, Parent, is_settled
+from broker.contract.agent_state import AgentState, is_settled
+from broker.contract.events import ConversationCreated, ConversationStarted, Parent
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.specs import Tenancy, WorkspaceSpec
 from broker.contract.timing import StartWindow, Timing

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
-from broker.contract.events import AgentState, EventSource
+from broker.contract.agent_state import AgentState
+from broker.contract.events import EventSource
 from broker.contract.observations import EventsLostObservation
 from broker.log.conversations import ConversationProgress
 from broker.log.ended_stream import EndedStream

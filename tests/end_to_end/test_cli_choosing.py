@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from deckhands import AgentSpec, Client, LLMSpec
 from tests.integration.command_line import COMMAND, Done, Terminal, deckhands, environment, on_terminal
 from tests.stores import RealServer, emptied

@@ -86,7 +86,7 @@ def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
     for name, value in (values | {"{name}": "nightly", "{account:path}": "tenant:acme"}).items():
         path = path.replace(name, value)
     assert "{" not in path
-    return f"{path}?reason=test&timeout_seconds=0.01"
+    return f"{path}?reason=test&timeout_seconds=0.01&at=1"
 
 
 def is_openhands(route: APIRoute) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from broker.contract.events import AgentState, ModelReply
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ModelReply
 from broker.contract.observations import AgentDelegateObservation
 from broker.runtime.version import read_version
 from deckhands.client.tasks.spec import TaskSpec

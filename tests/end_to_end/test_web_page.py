@@ -19,7 +19,8 @@ import pytest
 from playwright.async_api import Page
 
 from broker.contract.actions import CmdRunAction, MessageAction
-from broker.contract.events import AgentState, EventSource
+from broker.contract.agent_state import AgentState
+from broker.contract.events import EventSource
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.child import ChildProcess
 from broker.store.store import Store

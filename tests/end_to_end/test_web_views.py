@@ -14,8 +14,8 @@ import pytest
 from playwright.async_api import Page
 
 from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.error_texts import ERROR_KEYS
-from broker.contract.events import AgentState
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.contract.specs import Tenancy
 from broker.log.append_call import Appended

@@ -335,7 +335,7 @@ async def test_a_cluster_with_the_work_of_others_is_refused(tmp_path: Path) -> N
         theirs = await client.submit("do it", agent="DummyAgent")  # it waits for a tool worker
         pids = [worker.child.pid for worker in cluster.workers.values() if worker.child]
         spec = spec_for(tmp_path, cluster, ["kill"], every_seconds=0.2, duration_seconds=5)
-        with pytest.raises(UsageError, match=f"1 conversation of others, such as {theirs}"):
+        with pytest.raises(UsageError, match=f"1 conversation of other users may be disturbed, such as {theirs}"):
             await Chaos(client, spec).run()
         assert [worker.child.pid for worker in cluster.workers.values() if worker.child] == pids
         assert len(await client.recent()) == 1

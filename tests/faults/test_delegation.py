@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.events import AgentSpec, AgentState, DelegateEnded, LLMSpec
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
 from broker.log.status import fold_status
 from broker.runtime.ids import make_delegate_id

@@ -24,7 +24,7 @@ import pytest
 
 from broker.contract import Action, CmdOutputObservation, Event, Observation, OutcomeUnknownObservation
 from broker.contract.actions import OfferedToolAction
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from broker.contract.observations import MCPObservation, ToolCallObservation
 from broker.coordination import list_members
 from broker.log.conversations import Conversations

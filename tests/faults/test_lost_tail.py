@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
-from broker.contract.events import AgentSpec, AgentState, Event, LLMSpec
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Event, LLMSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.ids import make_delegate_id
 from tests.faults.harness import FaultCluster, steps

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import MCPAction
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from broker.contract.observations import MCPObservation, OutcomeUnknownObservation
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until

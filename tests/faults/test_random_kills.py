@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from broker.log.conversations import Conversations
 from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps

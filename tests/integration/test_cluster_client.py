@@ -7,16 +7,8 @@ import asyncio
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
-from broker.contract.events import (
-    AgentSpec,
-    AgentState,
-    ConversationCreated,
-    DelegateEnded,
-    Event,
-    LLMSpec,
-    Parent,
-    WorkspaceSpec,
-)
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Event, LLMSpec, Parent, WorkspaceSpec
 from broker.contract.observations import AgentStateChangedObservation
 from broker.runtime.errors import CorruptEntry, StoreUnavailable, UnknownConversation, UsageError
 from deckhands import Client

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import CondensationAction
+from broker.contract.agent_state import AgentState
 from broker.contract.condenser_specs import (
     AmortizedForgettingCondenserSpec,
     BrowserOutputCondenserSpec,
@@ -18,7 +19,7 @@ from broker.contract.condenser_specs import (
     ObservationMaskingCondenserSpec,
     RecentEventsCondenserSpec,
 )
-from broker.contract.events import AgentState, ModelReply
+from broker.contract.events import ModelReply
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status
 from controller_worker.loop.conversation_loop import ConversationLoop

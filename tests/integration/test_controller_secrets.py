@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.events import AgentSpec, AgentState, LLMSpec
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.event_log import EventLog
 from broker.log.live_text import LiveText

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
 from broker.contract.condenser_specs import NoOpCondenserSpec, OtherCondenserSpec
-from broker.contract.events import AgentSpec, AgentState, ConversationCreated, LLMSpec, ModelReply
+from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, ModelReply
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.contract.specs import MemorySpec

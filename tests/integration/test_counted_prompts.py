@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.contract.events import AgentSpec, AgentState, Limits, LLMSpec, ModelCallFailed, ModelReply, Tenancy
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Limits, LLMSpec, ModelCallFailed, ModelReply, Tenancy
 from broker.limits.governor import CallGranted, CallOutcome
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable

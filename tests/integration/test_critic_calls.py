@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from broker.contract.events import AgentSpec, AgentState, LLMSpec, ModelReply
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, LLMSpec, ModelReply
 from broker.contract.observations import FinishVerdictObservation
 from broker.contract.specs import CriticSpec, GoalSpec
 from broker.log.invariants import find_violations

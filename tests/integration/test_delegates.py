@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.delegate_control import DelegatesObservation, ManageDelegatesAction
 from broker.contract.events import (
     AgentSpec,
-    AgentState,
     ConversationCreated,
     DelegateEnded,
     Event,

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.events import AgentSpec, AgentState, Event, EventSource, LLMSpec
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Event, EventSource, LLMSpec
 from broker.contract.observations import ErrorObservation, FinishRefusedObservation
 from broker.contract.policies import ConfirmationPolicy
 from broker.log.invariants import find_violations

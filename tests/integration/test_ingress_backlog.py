@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from celery import chord, group
 
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
 from deckhands.ingress.context import derive_task_conversation_id
 from tests.faults.harness import FaultCluster

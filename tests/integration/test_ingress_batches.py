@@ -11,7 +11,7 @@ import pytest
 
 from broker.celery.taken_entries import TAKEN
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from broker.store.store import Store
 from deckhands.ingress.callers import CELERY, Caller
 from deckhands.ingress.context import REVOKED, IngressContext, derive_task_conversation_id

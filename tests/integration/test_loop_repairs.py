@@ -9,8 +9,9 @@ from typing import Literal
 import pytest
 
 from broker.contract import codec
+from broker.contract.agent_state import AgentState
 from broker.contract.codec import UnknownEvent
-from broker.contract.events import AgentSpec, AgentState, Event
+from broker.contract.events import AgentSpec, Event
 from broker.contract.specs import PlanSpec
 from broker.coordination.action_streams import ControlDelivery
 from broker.log.conversations import Conversations

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import CmdRunAction, CondensationAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.condenser_specs import NoOpCondenserSpec
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
-from broker.contract.events import AgentState, Event
+from broker.contract.events import Event
 from broker.coordination.membership import Membership
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status

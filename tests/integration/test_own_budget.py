@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.contract.events import AgentSpec, AgentState, DelegateEnded, Limits, LLMSpec, ModelReply
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.contract.specs import CriticSpec, GoalSpec
 from broker.log.status import fold_status

@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.specs import WorkspaceSpec
 from broker.coordination.membership import Membership

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
-from broker.contract.events import AgentState, Event, EventSource, Limits, ModelReply, Tenancy
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event, EventSource, Limits, ModelReply, Tenancy
 from broker.contract.observations import ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy, LoopResponse
 from broker.coordination.action_streams import ActionQueue, ControlDelivery

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentFinishAction, CmdRunAction, SystemMessageAction
-from broker.contract.events import AgentSpec, AgentState, Event, Limits, LLMSpec, ModelCallFailed, ModelReply
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Event, Limits, LLMSpec, ModelCallFailed, ModelReply
 from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentDelegateObservation
 from broker.contract.specs import SdkSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.specs import Tenancy
 from broker.store.store import open_store

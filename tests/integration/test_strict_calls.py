@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentFinishAction
-from broker.contract.events import AgentState
+from broker.contract.agent_state import AgentState
 from broker.contract.specs import OutputSpec
 from broker.contract.tool_specs import ToolSpec
 from broker.log.invariants import find_violations

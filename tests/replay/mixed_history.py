@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, CondensationAction, LoopRecoveryAction
+from broker.contract.agent_state import AgentState
 from broker.contract.condenser_specs import AmortizedForgettingCondenserSpec, ConversationWindowCondenserSpec
 from broker.contract.events import (
     AgentSpec,
-    AgentState,
     DelegateEnded,
     Event,
     EventSource,

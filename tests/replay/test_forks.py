@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
-from broker.contract.events import AgentSpec, AgentState, ConversationCreated, EventSource, Limits, Observation
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, Observation
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.log.append_call import Appended, Duplicate
 from broker.log.entries import parse_lines

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import MessageAction
-from broker.contract.events import AgentSpec, AgentState, DelegateEnded, EventSource, Limits, ModelReply
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, DelegateEnded, EventSource, Limits, ModelReply
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation
 from broker.contract.policies import ConfirmationPolicy
 from controller_worker.core.effects import AwaitDelegates, AwaitTools, CallModel, Effect, Rest

@@ -9,17 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.contract.actions import AgentFinishAction, MessageAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.contract.events import (
-    TERMINAL_STATES,
     AgentSpec,
-    AgentState,
     EventSource,
     Limits,
     ModelCallFailed,
     ModelReply,
     ModelToolCall,
     Observation,
-    is_settled,
 )
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.invariants import find_violations

@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from broker.contract.events import TERMINAL_STATES, ConversationCreated, is_settled
+from broker.contract.agent_state import TERMINAL_STATES, is_settled
+from broker.contract.events import ConversationCreated
 from broker.log.invariants import find_violations
 from broker.log.status import fold_status
 from controller_worker.core.effects import Rest

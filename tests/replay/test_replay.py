@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
-    AgentState,
     ConversationCreated,
     DelegateEnded,
     Event,

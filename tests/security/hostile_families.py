@@ -55,6 +55,7 @@ PLACEHOLDERS: Mapping[str, tuple[str, ...]] = {
     "<name>": ("schedules", "retire", "orphans", "checkpoints", "forged"),
     "<c>": ("forged",),
     "<n>": ("29000000", "x"),
+    "<step>": ("hour", "day", "x"),
     "{k}": ("{0}",),
 }
 PLACEHOLDER = re.compile("{k}|(?<=:)parcel:<name>|<name>=<value>|<t>/<u>/<p>|<[a-z0-9]+>|…")

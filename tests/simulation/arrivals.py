@@ -18,7 +18,8 @@ from typing import Any
 
 from celery import Celery
 
-from broker.contract.events import Event, is_settled
+from broker.contract.agent_state import is_settled
+from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.codec import decode
-from broker.contract.events import AgentSpec, AgentState, ConversationCreated, Event, EventSource, ModelReply
+from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog

@@ -12,15 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.events import (
-    AgentSpec,
-    AgentState,
-    ConversationCreated,
-    DelegateEnded,
-    Event,
-    EventSource,
-    LLMSpec,
-)
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Event, EventSource, LLMSpec
 from broker.contract.notes import NoteObservation
 from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation
 from broker.contract.policies import ConfirmationPolicy

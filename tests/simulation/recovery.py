@@ -7,7 +7,8 @@ takeover within three seconds, a lost wake-up found a little later.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.contract.events import AgentState, Event
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event
 from broker.log.status import Status
 from tests.simulation.faults import Fault
 from tests.simulation.wire import Written

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.contract.events import AgentSpec, AgentState, ConversationCreated, Event, Limits, LLMSpec
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, Event, Limits, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.event_log import EventLog
 from broker.log.status import Status

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from broker.contract.events import AgentSpec, AgentState, ConversationCreated, Event, ModelReply
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, Event, ModelReply
 from broker.log.event_log import EventLog
 from broker.log.status import fold_status
 from broker.runtime.settings import BrokerSettings

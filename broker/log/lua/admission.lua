@@ -15,7 +15,7 @@ local USUAL_MEMORY = 0.8
 local OPEN_RETRY_MS, MEMORY_RETRY_MS, MINUTE_MS = 5000, 15000, 60000
 local LOOKED_AT = 64
 
--- The states in which a conversation needs no worker until the next message; see broker/contract/events.py.
+-- The states in which a conversation needs no worker until the next message; see broker/contract/agent_state.py.
 local SETTLED = {finished = true, rejected = true, error = true, stopped = true, awaiting_user_input = true,
   awaiting_user_confirmation = true, paused = true}
 

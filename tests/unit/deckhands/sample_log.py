@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
-from broker.contract.events import AgentState, ConversationCreated, Event, ModelReply, TokenUsage, with_id
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, Event, ModelReply, TokenUsage, with_id
 from broker.contract.observations import (
     AgentStateChangedObservation,
     CmdOutputMetadata,

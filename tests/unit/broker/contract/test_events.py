@@ -17,10 +17,10 @@ from broker.contract.actions import (
     MessageAction,
     SystemMessageAction,
 )
+from broker.contract.agent_state import AgentState, is_settled
 from broker.contract.events import (
     Action,
     AgentSpec,
-    AgentState,
     ConversationCreated,
     Event,
     Limits,
@@ -29,7 +29,6 @@ from broker.contract.events import (
     ModelToolCall,
     Observation,
     WorkspaceUse,
-    is_settled,
     with_id,
 )
 from broker.contract.file_events import FileEditAction, FileEditObservation, FileReadAction, FileReadObservation

@@ -156,7 +156,7 @@ def test_two_tables_agree_on_a_tenant() -> None:
         ("[tenants.acme]\nmax_open = 0", "acme.max_open: Input should be greater than or equal to 1"),
         ("[tenants.acme]\nwieght = 2", "acme.wieght: Extra inputs are not permitted"),
         ('[tenants]\n"a b" = 2', "invalid tenant name 'a b'"),
-        ("[tenant]\nacme = 2", "there is a 'tenant' beside"),
+        ("[tenant]\nacme = 2", "'tenant' is not allowed next to [tenants]"),
         ("/no/such/file.toml", "cannot be read"),
     ],
 )

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction
-from broker.contract.events import AgentSpec, AgentState, EventSource, ModelReply
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
 from broker.contract.policies import ConfirmationPolicy
 from controller_worker.agents.codeact import CodeActAgent

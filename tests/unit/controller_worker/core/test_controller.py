@@ -3,16 +3,8 @@
 import pytest
 
 from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, NullAction
-from broker.contract.events import (
-    AgentSpec,
-    AgentState,
-    ConversationCreated,
-    Event,
-    EventSource,
-    Limits,
-    ModelReply,
-    with_id,
-)
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, Limits, ModelReply, with_id
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
 from broker.contract.recall import RecallAction, RecallObservation
 from controller_worker.core.announcement import end_in_error

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.contract.events import AgentSpec, AgentState, Limits, ModelCallAdmitted, ModelCallDeferred
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Limits, ModelCallAdmitted, ModelCallDeferred
 from broker.contract.observations import AgentStateChangedObservation
 from controller_worker.core.concerns.model_calls import BATCH, BUDGET, QUOTA
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest

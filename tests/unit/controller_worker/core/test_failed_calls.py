@@ -5,8 +5,9 @@ from datetime import timedelta
 import pytest
 
 from broker.contract.actions import CondensationAction, CondensationRequestAction
+from broker.contract.agent_state import is_settled
 from broker.contract.condenser_specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
-from broker.contract.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage, is_settled
+from broker.contract.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.status import fold_status
 from broker.runtime.errors import StoreUnavailable

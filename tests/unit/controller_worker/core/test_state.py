@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from broker.contract.events import (
-    AgentSpec,
-    AgentState,
-    Limits,
-    LLMSpec,
-    Parent,
-    Tenancy,
-    ToolCallMetadata,
-    WorkspaceSpec,
-)
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from broker.contract.long_work import Feature
 from broker.contract.task_list import TaskItem
 from controller_worker.core.concerns.acceptance import Acceptance

@@ -3,7 +3,8 @@
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
-from broker.contract.events import AgentSpec, AgentState, EventSource
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, EventSource
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.task_list import PlanAction
 from controller_worker.core.effects import AwaitTools

@@ -16,8 +16,6 @@ import click
 import pytest
 
 from deckhands.cli.command_group import GENERATED, SECTIONS, CommandEntry, find_commands, parse_commands
-from deckhands.cli.commands.run import run
-from deckhands.cli.commands.submit import submit
 from deckhands.cli.field_options import WITHOUT, WRITTEN
 from deckhands.client.tasks.spec import TaskSpec
 
@@ -114,14 +112,3 @@ PAGE = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
 
 def test_every_verb_is_on_the_page() -> None:
     assert [verb for verb in find_commands() if not re.search(rf"`(deckhands )?{verb}\b", PAGE)] == []
-
-
-@pytest.mark.parametrize("verb", [run, submit], ids=["run", "submit"])
-def test_every_option_is_on_the_page(verb: click.Command) -> None:
-    options = [option for option in verb.params if isinstance(option, click.Option)]
-    unnamed = [names for names in (option.opts for option in options) if not any(is_named(name) for name in names)]
-    assert unnamed == []
-
-
-def is_named(option: str) -> bool:
-    return re.search(rf"`{option}\b", PAGE) is not None

@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from broker.contract.events import AgentState, ConversationStarted
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationStarted
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.deletion import EXPIRED_CODE
 from controller_worker.core.commit import to_index_fields

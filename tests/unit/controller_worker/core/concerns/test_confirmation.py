@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, RiskyAction
-from broker.contract.events import AgentSpec, AgentState, ConfirmationStatus, EventSource
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConfirmationStatus, EventSource
 from broker.contract.interventions import ConfirmationReminder
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.delegate_control import DelegatesObservation, ManageDelegatesAction
 from broker.contract.double_texting import RolledBackObservation
-from broker.contract.events import AgentSpec, AgentState, EventSource, Limits
+from broker.contract.events import AgentSpec, EventSource, Limits
 from broker.contract.observations import ErrorObservation
 from broker.contract.tool_arguments import ToolCallError
 from broker.log.invariants import find_violations

@@ -6,18 +6,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, CondensationAction
+from broker.contract.agent_state import AgentState
 from broker.contract.codec import pack
 from broker.contract.condenser_specs import ConversationWindowCondenserSpec
-from broker.contract.events import (
-    AgentSpec,
-    AgentState,
-    ConversationCreated,
-    DelegateEnded,
-    Limits,
-    ModelToolCall,
-    Parent,
-    with_id,
-)
+from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
 from broker.contract.observations import (
     AgentDelegateObservation,
     ErrorObservation,

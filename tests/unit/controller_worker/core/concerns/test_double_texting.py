@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation, find_rolled_back
-from broker.contract.events import AgentState, DelegateEnded, Event, EventSource, ModelReply, ModelSwitched
+from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply, ModelSwitched
 from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation, ErrorObservation
 from broker.log.status import fold_status
 from controller_worker.core.concerns.double_texting import is_at_rest

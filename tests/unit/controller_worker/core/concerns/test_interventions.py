@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
-from broker.contract.events import AgentSpec, AgentState, Event, EventSource, Limits
+from broker.contract.events import AgentSpec, Event, EventSource, Limits
 from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import ErrorObservation, UserRejectObservation
 from broker.contract.policies import ConfirmationPolicy

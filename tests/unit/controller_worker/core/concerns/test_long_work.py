@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, CondensationAction
-from broker.contract.events import AgentSpec, AgentState, Event, EventSource
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Event, EventSource
 from broker.contract.long_work import (
     FeatureCheckAction,
     FeatureCheckObservation,

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import RolledBackObservation
-from broker.contract.events import AgentState, Observation, WorkspaceSpec
+from broker.contract.events import Observation, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.contract.workspace_sources import GitSource

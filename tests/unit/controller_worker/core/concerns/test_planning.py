@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, SystemMessageAction
-from broker.contract.events import AgentSpec, AgentState, EventSource, LLMSpec
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, EventSource, LLMSpec
 from broker.contract.observations import ErrorObservation
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.specs import PlanSpec

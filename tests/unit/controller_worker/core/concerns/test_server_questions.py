@@ -3,7 +3,8 @@
 import pytest
 
 from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction, CmdRunAction, MCPAction
-from broker.contract.events import AgentSpec, AgentState, Event, EventSource, ModelReply
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Event, EventSource, ModelReply
 from broker.contract.observations import MCPQuestionObservation, ServerQuestion, UserRejectObservation
 from controller_worker.core.effects import AwaitTools, Effect, Rest
 from tests.controller_parts import Core, check_snapshots, started

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import CmdRunAction
-from broker.contract.events import AgentSpec, AgentState, EventSource, Observation, Parent, WorkspaceSpec
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, EventSource, Observation, Parent, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
 from broker.contract.skills import NO_SKILLS, parse_skills, read_workspace_files

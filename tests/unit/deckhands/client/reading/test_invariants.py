@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.events import AgentState, ConfirmationStatus, Event, with_id
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConfirmationStatus, Event, with_id
 from broker.contract.recall import RecallAction, RecallType
 from broker.log.invariants import count_duplicate_observations, count_lost_events, find_violations
 from broker.log.status import fold_status

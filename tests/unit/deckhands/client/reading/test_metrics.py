@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.events import AgentState, DelegateEnded, Event, ModelReply, ModelUsage
+from broker.contract.agent_state import AgentState
+from broker.contract.events import DelegateEnded, Event, ModelReply, ModelUsage
 from broker.contract.events import TokenUsage as ReplyUsage
 from controller_worker.model.usage import sum_usage_by_model
 from deckhands.client.reading.metrics import Cost, Metrics, ResponseLatency, TokenUsage, compute_metrics

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     Action,
-    AgentState,
     ConfirmationStatus,
     ConversationCreated,
     Event,

@@ -3,7 +3,8 @@
 from datetime import UTC, datetime, timedelta
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.events import AgentState, DelegateEnded, Event, PartyStopped
+from broker.contract.agent_state import AgentState
+from broker.contract.events import DelegateEnded, Event, PartyStopped
 from broker.contract.observations import AgentStateChangedObservation
 from deckhands.client.reasons.history import Stops
 

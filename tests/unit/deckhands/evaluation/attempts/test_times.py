@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
-    AgentState,
     ConversationCreated,
     Event,
     ModelCallAdmitted,

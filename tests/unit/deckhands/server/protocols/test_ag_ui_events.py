@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction, CmdRunAction, MessageAction
-from broker.contract.events import (
-    AgentState,
-    ConversationCreated,
-    Event,
-    ModelReply,
-    ModelToolCall,
-    OperatorActed,
-    TokenUsage,
-)
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, Event, ModelReply, ModelToolCall, OperatorActed, TokenUsage
 from broker.contract.kinds import ConfirmationStatus, EventSource
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
 from broker.contract.recall import RecallAction, RecallType

@@ -11,7 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction, CmdRunAction, MessageAction
-from broker.contract.events import AgentState, ConversationCreated, Event, OperatorActed
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, Event, OperatorActed
 from broker.contract.interventions import ConversationChanged
 from broker.contract.kinds import EventSource
 from broker.contract.observations import AgentStateChangedObservation
