@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -162,6 +163,8 @@ class World:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         with self.programs_outside():
+            # Tool workers that cannot reach it offer none of its tools, and a task that names one is refused.
+            await until(self.is_mcp_server_open, limit=120, what="the MCP server")
             for role, count in self.numbers.items():
                 for number in range(1, count + 1):
                     self.start(f"{role}{number}")
@@ -173,6 +176,11 @@ class World:
             finally:
                 await self.http.aclose()
                 self.producer.close()
+
+    def is_mcp_server_open(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.mcp_port), timeout=1):
+            return True
+        return False
 
     def start(self, name: str) -> None:
         starts: dict[str, Callable[..., Any]] = {
