@@ -168,30 +168,16 @@ async def find_latest_primary(url: SentinelUrl, context: ssl.SSLContext | None =
     Raises:
         StoreUnavailable: no majority answers and knows a primary of this name, or a fail-over is in progress.
     """
-    found: list[tuple[int, Host]] = []
-    causes = []
-    has_history = False
-    for sentinel in url.sentinels:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
-                facts = await link.call("SENTINEL", "MASTER", url.service)
-                # Until a fail-over has ended, the facts of the Sentinel that leads it name the old address.
-                host, port = await link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.service)
-        except (OSError, TimeoutError, StoreMisconfigured) as error:
-            causes.append(f"{sentinel[0]}:{sentinel[1]}: {str(error) or type(error).__name__}")
-            continue
-        named = dict(zip(facts[::2], facts[1::2], strict=False))
-        epoch = int(named[b"config-epoch"])
-        if b"failover_in_progress" in named[b"flags"].split(b","):
-            raise StoreUnavailable(f"A fail-over of {url.service} is in progress.", remedy="Wait for its end.")
-        has_history |= epoch > 0 or int(named[b"num-slaves"]) > 0
-        found.append((epoch, (host.decode(), int(port))))
-    if len(found) <= len(url.sentinels) // 2:
+    views, causes = await _ask_all(url, context)
+    if any(view.is_failing_over for view in views):
+        raise StoreUnavailable(f"A fail-over of {url.service} is in progress.", remedy="Wait for its end.")
+    if len(views) <= len(url.sentinels) // 2:
         raise StoreUnavailable(
-            f"{len(found)} of {len(url.sentinels)} Sentinels name a primary of {url.service} ({'; '.join(causes)}).",
+            f"{len(views)} of {len(url.sentinels)} Sentinels name a primary of {url.service} ({'; '.join(causes)}).",
             remedy="Start more of the Sentinels.",
         )
-    return NamedPrimary(max(found)[1], has_history)
+    latest = max(views, key=lambda view: (view.epoch, view.named))
+    return NamedPrimary(latest.named, any(view.epoch > 0 or view.replicas > 0 for view in views))
 
 
 async def check_primary(url: SentinelUrl, place: Host, context: ssl.SSLContext | None = None) -> None:
@@ -200,20 +186,55 @@ async def check_primary(url: SentinelUrl, place: Host, context: ssl.SSLContext |
     Raises:
         StoreUnavailable: it is replaced, or may be.
     """
-    named = 0
-    for sentinel in url.sentinels:
-        with suppress(OSError, TimeoutError, StoreMisconfigured):
-            async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
-                # The facts name the server that is replaced until the fail-over has ended, the other call the new one.
-                facts = await link.call("SENTINEL", "MASTER", url.service)
-                found = await link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.service)
-            about = dict(zip(facts[::2], facts[1::2], strict=False))
-            is_facts_place = (about[b"ip"].decode(), int(about[b"port"])) == place
-            if is_facts_place and b"failover_in_progress" in about[b"flags"].split(b","):
-                raise StoreUnavailable("The store's primary is being replaced.")
-            named += found is not None and (found[0].decode(), int(found[1])) == place
-    if named <= len(url.sentinels) // 2:
+    views, _ = await _ask_all(url, context)
+    if any(view.is_failing_over and view.before == place for view in views):
+        raise StoreUnavailable("The store's primary is being replaced.")
+    if sum(view.named == place for view in views) <= len(url.sentinels) // 2:
         raise StoreUnavailable("No majority of the Sentinels names the store's primary: it may have been replaced.")
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The primary as one Sentinel sees it.
+
+    Attributes:
+        named: the primary.
+        before: the same, but for the Sentinel that leads a fail-over the one that is replaced, until it has ended.
+        epoch: the number of the latest fail-over that it knows.
+        replicas: how many replicas it knows.
+        is_failing_over: it leads a fail-over.
+    """
+
+    named: Host
+    before: Host
+    epoch: int
+    replicas: int
+    is_failing_over: bool
+
+
+async def _ask_all(url: SentinelUrl, context: ssl.SSLContext | None) -> tuple[list[_View], list[str]]:
+    """Return what each Sentinel says, and why the others say nothing."""
+    views = []
+    causes = []
+    for sentinel in url.sentinels:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), _SentinelLink(sentinel, url.login, context) as link:
+                flat = await link.call("SENTINEL", "MASTER", url.service)
+                host, port = await link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.service)
+        except (OSError, TimeoutError, StoreMisconfigured) as error:
+            causes.append(f"{sentinel[0]}:{sentinel[1]}: {str(error) or type(error).__name__}")
+            continue
+        facts = dict(zip(flat[::2], flat[1::2], strict=False))
+        views.append(
+            _View(
+                named=(host.decode(), int(port)),
+                before=(facts[b"ip"].decode(), int(facts[b"port"])),
+                epoch=int(facts[b"config-epoch"]),
+                replicas=int(facts[b"num-slaves"]),
+                is_failing_over=b"failover_in_progress" in facts[b"flags"].split(b","),
+            )
+        )
+    return views, causes
 
 
 async def order_fail_over(url: SentinelUrl, context: ssl.SSLContext | None = None) -> None:
