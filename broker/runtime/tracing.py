@@ -88,6 +88,9 @@ class OpenSpan:
 
     __slots__ = ("traceparent",)
 
+    captures_content = False
+    """Whether it gets what models and tools read and write, as an operator asks for."""
+
     def __init__(self, traceparent: str | None) -> None:
         self.traceparent = traceparent
 
@@ -113,7 +116,17 @@ class RecordedSpan(OpenSpan):
         error: the code of its failure; empty for none.
     """
 
-    __slots__ = ("_sink", "attributes", "begun_ns", "ended_ns", "error", "kind", "name", "parent_id")
+    __slots__ = (
+        "_sink",
+        "attributes",
+        "begun_ns",
+        "captures_content",
+        "ended_ns",
+        "error",
+        "kind",
+        "name",
+        "parent_id",
+    )
 
     context: ClassVar = SimpleNamespace(trace_flags=SimpleNamespace(sampled=True))
     """The attributes of a span that the SDK's batch processor reads."""
@@ -128,8 +141,10 @@ class RecordedSpan(OpenSpan):
         parent_id: str,
         attributes: Mapping[str, Value],
         begun_ns: int,
+        captures_content: bool,
     ) -> None:
         self.traceparent: str = traceparent
+        self.captures_content = captures_content
         self._sink = sink
         self.name = name
         self.kind = kind
@@ -170,9 +185,7 @@ class Tracing:
     Args:
         sink: receives each span as soon as it has ended; None makes no spans.
         sampler: decides which spans are recorded; None for all, except those with an unsampled parent.
-
-    Attributes:
-        captures_content: an operator asks for content in spans.
+        captures_content: an operator asks for content in recorded spans.
     """
 
     def __init__(
@@ -185,7 +198,7 @@ class Tracing:
         self._sink = sink
         self._sampler = sampler
         self.is_on = sink is not None
-        self.captures_content = captures_content and self.is_on
+        self._captures_content = captures_content
 
     def span(
         self,
@@ -213,7 +226,16 @@ class Tracing:
         if not is_sampled:
             return OpenSpan(own)
         begun_ns = now_nanos() if begun is None else int(begun.timestamp() * 1_000_000_000)
-        return RecordedSpan(own, self._sink, name, kind, parent_id=parent_id, attributes=said, begun_ns=begun_ns)
+        return RecordedSpan(
+            own,
+            self._sink,
+            name,
+            kind,
+            parent_id=parent_id,
+            attributes=said,
+            begun_ns=begun_ns,
+            captures_content=self._captures_content,
+        )
 
 
 @functools.cache

@@ -214,7 +214,7 @@ class CallInFlight:
             with call_span(services.tracing, call.traceparent, call.wanted, question, config) as span:
                 answer = await self._answer(call)
                 describe_result(span, answer.result)
-                if services.tracing.captures_content:
+                if span.captures_content:
                     await self._describe_content(span, question, answer)
             return answer if span.traceparent is None else replace(answer, traceparent=span.traceparent)
         except Exception as error:  # noqa: BLE001  (the outer edge: without an answer, the conversation would wait for ever)

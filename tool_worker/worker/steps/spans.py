@@ -62,7 +62,7 @@ class Spans:
             span.add({"deckhands.observation.kind": observation.kind})
             if isinstance(observation, ErrorObservation):
                 span.fail(observation.error_id or observation.kind)
-            if self._tracing.captures_content:
+            if span.captures_content:
                 await self._add_content(span, run, observation)
             return observation
 

@@ -131,9 +131,10 @@ def test_last_item_of_large_content_is_cut_and_kept(text: str) -> None:
 )
 def test_unsampled_span_tells_its_children(sampler: Sampler | None, parent: str | None, is_sampled: bool) -> None:
     spans: list[RecordedSpan] = []
-    with Tracing(spans.append, sampler).span("claim", parent) as span:
+    with Tracing(spans.append, sampler, captures_content=True).span("claim", parent) as span:
         span.add({"a": 1})
     assert len(spans) == is_sampled
+    assert span.captures_content is is_sampled  # nothing is rendered for a span that is not sent
     assert span.traceparent.endswith("-01" if is_sampled else "-00")
     assert parent is None or span.traceparent[:35] == parent[:35]
     assert parent is None or span.traceparent[36:52] != parent[36:52]
