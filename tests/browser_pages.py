@@ -18,6 +18,15 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 LIMIT_MS = 120_000
 
 
+TOO_WIDE = """() => {
+  const width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= width) return [];
+  return [document.body, ...document.querySelectorAll("body *")].filter((one) => one.scrollWidth > width || one.getBoundingClientRect().right > width)
+    .map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 60)}`);
+}"""
+"""What makes a page wider than its screen; a part that scrolls by itself does not."""
+
+
 @asynccontextmanager
 async def opened(
     address: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
@@ -21,6 +22,7 @@ from deckhands.server.serving import serve_in_loop
 from tests.polling import unhurried, until
 from tests.served_stores import Server, close_workspaces, environment_with, refusals, worker
 from tests.served_stores import serving as store_serving
+from tests.turns import script
 
 
 async def add_key(
@@ -107,3 +109,13 @@ async def served_with_workers(folder: Path, **variables: str) -> AsyncIterator[S
             await stack.enter_async_context(worker(module, environment, found.log))
         await found.working()
         yield found
+
+
+@asynccontextmanager
+async def served_with_model(folder: Path, turns: Sequence[dict[str, Any]], **variables: str) -> AsyncIterator[Served]:
+    """A server with workers whose default model follows a script, and whose home is the folder."""
+    default = script(folder / "default.json", *turns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DECKHANDS_HOME", str(folder))
+        async with served_with_workers(folder, LLM_MODEL=default, **variables) as found:
+            yield found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -279,6 +279,24 @@ async def test_order_is_done_when_the_receiving_worker_did_it(store: Store, queu
     assert await order
 
 
+async def find_attempts(store: Store, queue: Queue, lives: Sequence[Sequence[Mark]]) -> list[int]:
+    """Let a worker die before each of these lives; return the attempt of each, which then leaves its marks."""
+    await dispatch_one(store, t1="n1")
+    undertaker = await enter(store, "t0", node="n1")
+    reader = queue()
+    assert await reader.claim(await take(reader)) == ActionClaimed(1)
+    found = []
+    for number, marks in enumerate(lives, 1):
+        await bury(store, f"t{number}", by=undertaker)
+        await enter(store, f"t{number + 1}", node="n1")
+        reader = queue(f"t{number + 1}")
+        delivery = await take(reader)
+        found.append((await reader.claim(delivery)).attempt)
+        for mark in marks:
+            assert await reader.mark(delivery, mark)
+    return found
+
+
 @pytest.mark.parametrize(
     ("acting", "attempts"),
     [
@@ -291,21 +309,8 @@ async def test_the_first_death_counts_and_then_those_with_a_mark(
     store: Store, queue: Queue, acting: list[bool], attempts: list[int]
 ) -> None:
     """A worker dies for each item, with the action acting or only waiting."""
-    await dispatch_one(store, t1="n1")
-    undertaker = await enter(store, "t0", node="n1")
-    reader = queue()
-    assert await reader.claim(await take(reader)) == ActionClaimed(1)
-    found = []
-    for number in range(1, len(acting) + 1):
-        await bury(store, f"t{number}", by=undertaker)
-        await enter(store, f"t{number + 1}", node="n1")
-        reader = queue(f"t{number + 1}")
-        delivery = await take(reader)
-        found.append((await reader.claim(delivery)).attempt)
-        assert await reader.mark(delivery, Mark.ACTING)
-        if number < len(acting) and not acting[number]:
-            assert await reader.mark(delivery, Mark.WAITING)
-    assert found == attempts
+    lives = [[Mark.ACTING] if is_acting else [Mark.ACTING, Mark.WAITING] for is_acting in [*acting[1:], True]]
+    assert await find_attempts(store, queue, lives) == attempts
 
 
 @pytest.mark.parametrize(
@@ -320,24 +325,15 @@ async def test_wait_for_others_acquits_of_what_came_before(
     store: Store, queue: Queue, dies_after_the_wait: list[bool], attempts: list[int]
 ) -> None:
     """Every second worker that dies before the wait has reached the wait of the worker before it."""
-    await dispatch_one(store, t1="n1")
-    undertaker = await enter(store, "t0", node="n1")
-    reader = queue()
-    assert await reader.claim(await take(reader)) == ActionClaimed(1)
-    found = []
-    for number in range(1, len(attempts) + 1):
-        await bury(store, f"t{number}", by=undertaker)
-        await enter(store, f"t{number + 1}", node="n1")
-        reader = queue(f"t{number + 1}")
-        delivery = await take(reader)
-        found.append((await reader.claim(delivery)).attempt)
-        assert await reader.mark(delivery, Mark.ACTING)
-        if dies_after_the_wait[number - 1]:
-            assert await reader.mark(delivery, Mark.ACQUITTED)
-            assert await reader.mark(delivery, Mark.ACTING_AGAIN)
-        elif number % 2:
-            assert await reader.mark(delivery, Mark.ACQUITTED)
-    assert found == attempts
+    lives = [
+        [Mark.ACTING, Mark.ACQUITTED, Mark.ACTING_AGAIN]
+        if dies_after
+        else [Mark.ACTING, Mark.ACQUITTED]
+        if number % 2
+        else [Mark.ACTING]
+        for number, dies_after in enumerate(dies_after_the_wait, 1)
+    ]
+    assert await find_attempts(store, queue, lives) == attempts
 
 
 async def test_only_the_holder_of_an_action_marks_it(store: Store, queue: Queue) -> None:

@@ -23,7 +23,7 @@ from tests.integration.command_line import run_command
 from tests.npm_packages import install_packages
 from tests.page_blocks import blocks_of
 from tests.polling import until
-from tests.server_parts import Served, add_key, served_with_workers
+from tests.server_parts import Served, add_key, served_with_model
 from tests.turns import finish, script
 
 BUSY_SECONDS, SOAK_SECONDS = 900, 7_200
@@ -52,12 +52,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    folder = tmp_path_factory.mktemp("ag-ui")
-    default = script(folder / "default.json", *saying("three files"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DECKHANDS_HOME", str(folder))
-        async with served_with_workers(folder, LLM_MODEL=default) as found:
-            yield found
+    async with served_with_model(tmp_path_factory.mktemp("ag-ui"), saying("three files")) as found:
+        yield found
 
 
 def turns_of(chosen: random.Random) -> list[dict[str, Any]]:

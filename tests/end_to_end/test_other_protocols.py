@@ -39,7 +39,7 @@ from deckhands.server.auth.api_keys import Scope
 from tests.ingress_parts import saying
 from tests.integration.command_line import run_command
 from tests.polling import until
-from tests.server_parts import Served, served_with_workers
+from tests.server_parts import Served, served_with_model
 from tests.turns import call, finish, script
 from tests.webhook_parts import receiving
 from tool_worker.tools.mcp.tasks import (
@@ -63,13 +63,10 @@ SCHEMA = {"type": "object", "properties": {"files": {"type": "integer"}}, "requi
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    folder = tmp_path_factory.mktemp("ingresses")
-    default = script(folder / "default.json", *saying("by default"))
-    roots = str(tmp_path_factory.getbasetemp())
+    folder, roots = tmp_path_factory.mktemp("ingresses"), str(tmp_path_factory.getbasetemp())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DECKHANDS_WEBHOOK_PRIVATE", PRIVATE)
-        patch.setenv("DECKHANDS_HOME", str(folder))
-        async with served_with_workers(folder, LLM_MODEL=default, DECKHANDS_WORKSPACE_ROOTS=roots) as found:
+        async with served_with_model(folder, saying("by default"), DECKHANDS_WORKSPACE_ROOTS=roots) as found:
             yield found
 
 

@@ -15,7 +15,7 @@ from tests.faults.server_process import server as server_process
 from tests.ingress_parts import saying
 from tests.integration.command_line import run_command
 from tests.polling import until
-from tests.server_parts import Served, add_key, served_with_workers
+from tests.server_parts import Served, add_key, served_with_model
 from tests.turns import finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -24,12 +24,8 @@ LIMIT_SECONDS = 120.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    folder = tmp_path_factory.mktemp("stored")
-    default = script(folder / "default.json", *saying("by default"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DECKHANDS_HOME", str(folder))
-        async with served_with_workers(folder, LLM_MODEL=default) as found:
-            yield found
+    async with served_with_model(tmp_path_factory.mktemp("stored"), saying("by default")) as found:
+        yield found
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -24,7 +24,7 @@ from deckhands.client.client import Client
 from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.server.auth.api_keys import Scope
 from tests.broker_parts import claim, enter
-from tests.browser_pages import CHROMIUM, opened
+from tests.browser_pages import CHROMIUM, TOO_WIDE, opened
 from tests.evaluation_parts import write_evaluation
 from tests.npm_packages import install_packages
 from tests.polling import until
@@ -34,13 +34,6 @@ from tests.unit.deckhands.sample_log import reply, state
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken=1'>\x1b[31m\u202eabc"
-TOO_WIDE = """() => {
-  const width = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth <= width) return [];
-  return [...document.querySelectorAll("main *")].filter((one) => one.getBoundingClientRect().right > width && !one.closest(".scroll"))
-    .map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 60)}`);
-}"""
-"""What stands out of a narrow screen, but for what can be scrolled by itself."""
 
 
 def hostile(number: int, conversation_id: str) -> AttemptRow:

@@ -15,7 +15,7 @@ from broker.contract.events import Event, EventSource, ModelReply, TokenUsage
 from broker.contract.file_events import FileEditAction, FileEditObservation
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from tests.broker_parts import claim, enter
-from tests.browser_pages import CHROMIUM, opened
+from tests.browser_pages import CHROMIUM, TOO_WIDE, opened
 from tests.screenshots import DIFF, picture
 from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import command, output, reply, state
@@ -47,12 +47,6 @@ def total(self) -> int:
 ```
 """
 REQUESTED = "() => performance.getEntriesByType('resource').map((one) => new URL(one.name).host)"
-TOO_WIDE = """() => {
-  const width = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth <= width) return [];
-  return [document.body, ...document.querySelectorAll("body *")].filter((one) => one.scrollWidth > width || one.getBoundingClientRect().right > width)
-    .map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 60)}`);
-}"""
 LEFT_WHILE_SCROLLING = """() => {
   const list = document.querySelector(".timeline");
   list.scrollTop -= 500;

@@ -14,7 +14,7 @@ import pytest_asyncio
 from deckhands.server.auth.api_keys import Scope
 from tests.ingress_parts import saying
 from tests.integration.command_line import run_command
-from tests.server_parts import Served, served_with_workers
+from tests.server_parts import Served, served_with_model
 from tests.turns import finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -25,12 +25,8 @@ TURNS = (run_command("echo kept > proof"), finish("first"), finish("second"), fi
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    folder = tmp_path_factory.mktemp("forged")
-    default = script(folder / "default.json", *saying("by default"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DECKHANDS_HOME", str(folder))
-        async with served_with_workers(folder, LLM_MODEL=default) as found:
-            yield found
+    async with served_with_model(tmp_path_factory.mktemp("forged"), saying("by default")) as found:
+        yield found
 
 
 @pytest_asyncio.fixture(loop_scope="module")
