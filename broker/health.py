@@ -1,8 +1,9 @@
 """The health check of a container: `python -m broker.health ROLE`, with a role of `ROLES`.
 
-A running process proves nothing, and replies to pings prove little: a hanging worker has both. A heartbeat in the store
-proves work, because the working loop itself sends it. The exit status is 0 for healthy, 1 for a lapsed heartbeat, and 3
-for unknown, if the store does not answer or refuses the login; restarting a worker would not help then.
+A running process proves nothing, and replies to pings prove little: a hanging worker may still reply. A heartbeat in
+the store proves work, because the working loop itself sends it. The exit status is 0 for healthy, 1 for a lapsed
+heartbeat, and 3 for unknown, if the store does not answer or refuses the login; restarting a worker would not help
+then.
 
 Holds: a heartbeat's age is measured by the same clock as the heartbeats.
 Does not: distinguish several workers of one role on one host; it is for containers, which hold one each.
@@ -64,7 +65,7 @@ async def check_worker(connection: Connection, role: str) -> HealthStatus:
 
 
 async def check_store(connection: Connection) -> HealthStatus:
-    """Ping the store. It refuses while it loads its data, and while it cannot write to its disk.
+    """Ping the store. It refuses while it loads its data or cannot write to its disk.
 
     Raises:
         StoreError: it does not answer, or refuses.

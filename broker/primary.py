@@ -1,16 +1,18 @@
-"""What `deploy/serve-valkey` needs to start one server of several, of which Sentinels choose the primary.
+"""Commands for `deploy/serve-valkey`, which starts one server of a group whose primary is chosen by Sentinels.
 
     python -m broker.primary HOST PORT MS  prints the role of the server at this address: `primary`, or `replica HOST
                                            PORT`; MS is the time after which Sentinels replace a silent primary
     python -m broker.primary --candidate   makes the server a candidate, once it has all data
 
-A server asks before it starts: it may have been the primary once, and be replaced since. The URL of the Sentinels, or
-of the server, stands on standard input: it holds a password, and every program of the machine can read arguments.
+A server asks before it starts, because it may be a former primary that was replaced. The URL of the Sentinels, or of
+the server, is read from standard input: it contains a password, and every program of the machine can read arguments.
 
 Holds:
-- The answer of the latest fail-over counts, of a majority of the Sentinels, and none while a fail-over is in progress.
+- The primary is the one of the latest fail-over that a majority of the Sentinels knows. While a fail-over is in
+  progress, there is none.
 - A server without data does not start as the primary of a group that has data: the others would copy nothing.
-- A primary that returns waits until the Sentinels would have replaced it: replicas may have writes that its file lacks.
+- A primary that returns waits until the Sentinels would have replaced it: replicas may have writes that are missing in
+  its file.
 - Sentinels promote a replica only after it has copied the data of the primary: it starts with `replica-priority 0`.
 
 Both commands wait as long as needed.
@@ -93,7 +95,7 @@ async def make_candidate(url: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the arguments say, and return the exit status: 2 if the command is used in another way."""
+    """Run the command in the arguments, and return the exit status; 2 if the arguments are invalid."""
     url = sys.stdin.readline().strip()
     try:
         match list(arguments):

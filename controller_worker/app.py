@@ -29,7 +29,7 @@ def conversations(_state: Any) -> list[str]:
 
 @control_command()  # type: ignore[untyped-decorator]
 def drain(_state: Any) -> dict[str, int | str]:
-    """Stop claiming conversations and give back those that only wait."""
+    """Stop claiming conversations and give back the waiting ones."""
     try:
         return {"left": loop_thread.call(consumer.drain())}
     except CancelledError:

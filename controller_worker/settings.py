@@ -114,11 +114,11 @@ def load_controller_settings(env: Mapping[str, str] = os.environ) -> ControllerS
 
 
 def _check_private(variables: ControllerVariables) -> None:
-    """Refuse to offer any model unless the store was started by the program that started this worker.
+    """Check that the program that started this worker also started the store; only then may it offer every model.
 
     Raises:
-        UsageError: another program started it, or its starter is unknown.
-        StoreUnavailable: nothing listens there.
+        UsageError: another or an unknown program started the store.
+        StoreUnavailable: no process listens at the store's address.
     """
     path = unquote(urlsplit(variables.url).path)
     is_named = variables.url.startswith("unix://") and variables.any_model == path
@@ -134,7 +134,7 @@ def _find_peer_pid(path: str) -> int:
     """Return the id of the process that listens on a socket, if it belongs to this user; otherwise 0.
 
     Raises:
-        StoreUnavailable: nothing listens, even after a while: a private store is restarted when it dies.
+        StoreUnavailable: no process listens, even after the time that the restart of a private store takes.
     """
     attempts = int(STORE_SECONDS / POLL_SECONDS)
     for attempt in range(attempts):

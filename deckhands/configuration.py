@@ -1,9 +1,9 @@
 """Configuration files: `.env` and `deckhands.toml` as environment variables for a command and its workers.
 
 Holds: only commands read files; workers and the Python client read variables alone. The environment wins over `.env`,
-which wins over the TOML file. Files of the working directory are not read where an agent or another user may have
-written them: in a repository, below a workspace root, in the home of Deckhands, or where another user may write. No
-workspace may contain a file that was read (`find_private_paths`).
+which wins over the TOML file. Files of the working directory are not read if an agent or another user may have written
+them: in a repository, below a workspace root, in the home of Deckhands, or in a directory that another user may change.
+No workspace may contain a file that was read (`find_private_paths`).
 Does not: check a file that DECKHANDS_CONFIG names.
 """
 
@@ -43,7 +43,7 @@ class Configuration:
     Attributes:
         values: variables that the environment does not have.
         files: the files that were read.
-        notices: why others were not.
+        notices: why other files were left out.
     """
 
     values: dict[str, str] = field(default_factory=dict)
@@ -136,7 +136,7 @@ def _unusable(path: Path, error: Exception) -> UsageError:
 
 
 def find_doubt(path: Path, env: Mapping[str, str]) -> str:
-    """Return why another user or an agent may have written a file of the working directory; empty if none can have."""
+    """Return why another user or an agent may have written a file of the working directory; empty if neither can."""
     return next(_doubts(path, env), "")
 
 

@@ -1,22 +1,14 @@
 """The errors of workspaces.
 
-    WorkspaceError
-    ├── WorkspaceUnavailable     no host could be started or reached                    [retryable]
-    │   └── HostLost             the host ended or stopped answering during a request   [retryable]
-    ├── WorkspaceLost            its directory is gone
-    ├── WorkspaceRefused         the directory may not be a workspace
-    ├── WorkspaceConflict        opened before with another directory, sandbox or network
-    ├── SourceUnusable           its source cannot be cloned, unpacked or recorded
-    ├── FileUnfit                a file that cannot be taken out of or put into a workspace
-    ├── WorkspaceTooLarge        exceeds the limits of saving or transferring
-    ├── CheckpointCorrupt        the saved copy is damaged
-    ├── CheckpointsUnavailable   the storage of checkpoints cannot be used now          [retryable]
-    ├── HostRefused              the host did not start the action; carries the host's code
-    ├── EgressRefused            asks for more network access than the node allows
-    └── SandboxError
-        ├── SandboxUnavailable   does not work on this machine
-        ├── SandboxTooWeak       weaker than this node demands
-        └── SandboxUnsafe        the self-test escaped from it
+    WorkspaceError ├── WorkspaceUnavailable no host could be started or reached [retryable] │ └── HostLost the host
+    ended or stopped answering during a request [retryable] ├── WorkspaceLost its directory is gone ├── WorkspaceRefused
+    the directory may not be a workspace ├── WorkspaceConflict opened before with another directory, sandbox or network
+    ├── SourceUnusable its source cannot be cloned, unpacked or recorded ├── FileUnfit a file that cannot be copied out
+    of or into a workspace ├── WorkspaceTooLarge exceeds the limits of saving or transferring ├── CheckpointCorrupt the
+    saved copy is damaged ├── CheckpointsUnavailable the storage of checkpoints cannot be used now [retryable] ├──
+    HostRefused the host did not start the action; carries the host's code ├── EgressRefused asks for more network
+    access than the node allows └── SandboxError ├── SandboxUnavailable does not work on this machine ├── SandboxTooWeak
+    weaker than this node demands └── SandboxUnsafe the self-test escaped from it
 
 `wait_to_completion` awaits work to its end even if the awaiting task is cancelled.
 
@@ -100,7 +92,7 @@ class CheckpointCorrupt(WorkspaceError):
 
 
 class CheckpointsUnavailable(WorkspaceError):
-    """The storage of checkpoints cannot be used now, or not for this one; its earlier content stays."""
+    """The storage of checkpoints is unavailable, or refuses this one; its earlier content stays."""
 
     code = "checkpoints_unavailable"
     retryable = True
@@ -156,7 +148,7 @@ _T = TypeVar("_T")
 
 
 async def wait_to_completion(work: Awaitable[_T]) -> _T:
-    """Await work, such as a start in a thread; if cancelled meanwhile, wait for its end before raising."""
+    """Await work, such as a start in a thread. If cancelled meanwhile, wait for its end before raising."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -52,18 +52,18 @@ class SecretSourceSpec(BaseModel):
     """One source of the operator's table.
 
     Attributes:
-        url: is asked by GET; `{path}`, `{field}` and `{tenant}` may stand in its path and query.
+        url: the address, read by GET. Its path and query may contain `{path}`, `{field}` and `{tenant}`.
         headers: of the request; `${NAME}` is replaced by an environment variable.
         header_files: headers whose values are read from files at each lookup, such as a token that an agent renews.
-        command: a program, by its absolute path, and its arguments, where the placeholders may stand; it prints the
+        command: a program, by its absolute path, and its arguments, which may contain the placeholders; it prints the
             value.
-        file: the absolute path of a file with the value; the placeholders may stand in it.
+        file: the absolute path of a file with the value; it may contain the placeholders.
         callable: a function as `module:attribute`, or the name of an entry point of `deckhands.secret_sources`. It is
             called with the `SecretReference` and `tenant=`, and returns the value; it may be a coroutine function.
-        pointer: JSON Pointer of the value in an answer that is JSON; empty: the whole answer is the value.
-        tenants: names or patterns of the tenants that may use it; empty: only conversations without a tenant.
+        pointer: JSON Pointer of the value in an answer that is JSON; empty if the whole answer is the value.
+        tenants: names or patterns of the tenants that may use it; empty for conversations without a tenant only.
         paths: patterns of the paths that may be looked up; `{tenant}` stands for the tenant.
-        cache_seconds: how long a value is used again; 0: each command looks it up.
+        cache_seconds: how long a value is cached; 0 to look it up for each command.
         timeout: seconds for one lookup.
     """
 
@@ -108,7 +108,7 @@ class SecretSourceSpec(BaseModel):
         """Check that a tenant may look up a path here.
 
         Raises:
-            SecretUnavailable: it may not.
+            SecretUnavailable: the tenant may not use this source or path.
         """
         is_listed = any(fnmatchcase(tenant, pattern) for pattern in self.tenants) if self.tenants else not tenant
         if not is_listed:

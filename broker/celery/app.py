@@ -65,8 +65,8 @@ WORKER_OPTIONS = {
 def make_worker(app: Celery, name: str, **options: Any) -> Any:
     """Make a worker of an application; its `start` runs it until it is asked to stop.
 
-    Does not use Celery's own command line, which imports every command, also Flower's: a third of a worker's start
-    time.
+    Celery's own command line is not used: it imports every command, including Flower's, which takes a third of a
+    worker's start time.
 
     Args:
         name: name of the worker in Flower and `celery inspect`; `%h` stands for the host name.
@@ -222,7 +222,7 @@ def _write_as_log(message: str, _: Any = None) -> None:
 
 
 def _log_as_json(role: str) -> None:
-    """Format the handlers that Celery adds as JSON too; tasks have their own."""
+    """Make the log handlers that Celery adds, also those for tasks, write JSON."""
 
     def format_lines(logger: logging.Logger, **_: Any) -> None:
         use_json(role, logger)

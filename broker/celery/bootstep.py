@@ -87,9 +87,10 @@ class LoopThread:
         self._thread.start()
 
     def handle_signals(self) -> None:
-        """Start to stop as soon as a signal arrives. Call this from the main thread.
+        """Start stopping the service as soon as a signal arrives. Call this from the main thread.
 
-        Python runs handlers in the main thread only, which may be blocked in the resolver for a broker that is gone.
+        Python runs handlers in the main thread only, which may be blocked while it resolves the address of an
+        unreachable broker.
         """
         signalled, noting = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(noting, warn_on_full_buffer=False)

@@ -198,7 +198,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
-        """Return a client. It is kept: to make one costs more than a command, and each takes its own connection."""
+        """Return the channel's client.
+
+        It is kept, because creating one costs more than a command and opens a connection.
+        """
         if client is None and getattr(self._kept_client, "connection_pool", None) is not self.pool:
             self._kept_client = self._create_client()
         yield client or self._kept_client
@@ -328,7 +331,7 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         message.ack()
 
     def take(self, message: Any) -> bool:
-        """Check that a task message can run; any error refuses it. Return whether it needs nothing else of Celery."""
+        """Check that a task message can run; any error refuses it. Return True to keep it from Celery."""
         check_task(message, self.strategies)
         return False
 

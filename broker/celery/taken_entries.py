@@ -80,7 +80,7 @@ class SafeQoS(QoS):
             self._noting = None
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
-        """Drop a message, or return it to its queue. It returns from the record, so it is recorded before."""
+        """Drop a message, or return it to its queue. Only recorded messages can be returned, so record it first."""
         if self._noting:
             with self.pipe_or_acquire() as pipe:
                 self._record(pipe)
@@ -139,7 +139,7 @@ class SafeChannel(Channel):
         self._block_seconds = FIRST_BLOCK_SECONDS
 
     def put_back_taken(self) -> None:
-        """Show life, and put back the entries of connections that show none."""
+        """Renew this connection's sign of life, and put back the entries of dead connections."""
         own = self._keys(self.active_queues)
         with self.conn_or_acquire() as client:
             pipe = client.pipeline(transaction=False)
@@ -173,7 +173,7 @@ class SafeChannel(Channel):
                 return
 
     def _remove_list(self, client: Any, name: str) -> None:
-        """Remove an empty list from the set, unless its connection shows life and may be about to take an entry."""
+        """Remove an empty list from the set, unless its connection is alive and may be about to take an entry."""
         life = TAKING + name.partition(" ")[0]
         with client.pipeline() as pipe, suppress(redis_errors.WatchError):
             pipe.watch(life)
@@ -238,7 +238,7 @@ class SafeChannel(Channel):
     def _take_more(self, size: int) -> list[bytes]:
         """Move further waiting entries into the list of the taken ones, and return them.
 
-        Their size is known only when they are here, so few are taken at once.
+        Few are taken at once, because their size is unknown until they arrive.
         """
         found: list[bytes] = []
         left = min(self._waiting, self.qos.room()) - 1

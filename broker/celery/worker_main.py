@@ -1,7 +1,6 @@
 """Starts a worker process: secludes it, starts logging, reports bad settings, then runs Celery's worker, or several.
 
-Several workers in one process have an application, a thread and an event loop each. They end together, whichever of
-them ends first, as a process with one worker does.
+Several workers in one process have an application, a thread and an event loop each. When one of them ends, all end.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def run_workers(
 
     Args:
         name: names the process in its log.
-        specs: the first worker gets the main thread, and is the one whose application is Celery's current one. Only
-            the last one may use Celery's fast path, see `trace.setup_worker_optimizations`.
+        specs: the first worker runs in the main thread, and its application is Celery's current one. Only the last one
+            may use Celery's fast path, see `trace.setup_worker_optimizations`.
         beside: runs in another thread, until the event is set.
     """
     harden_process()

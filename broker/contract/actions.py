@@ -463,7 +463,7 @@ class MCPAction(OfferedToolAction):
 
 
 def asks_for_server(action: Event) -> bool:
-    """Return whether an action that awaits confirmation asks what an MCP server wants to know."""
+    """Return whether an action that awaits confirmation is a question from an MCP server."""
     return isinstance(action, MCPAction) and action.asks is not None
 
 

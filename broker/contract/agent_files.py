@@ -102,7 +102,7 @@ class AgentFile:
         )
 
     def _has(self, *names: str) -> bool:
-        """Return whether it gets a tool with one of these names."""
+        """Return whether the agent has a tool with one of these names."""
         return self.without.isdisjoint(names) and (self.tools is None or not self.tools.isdisjoint(names))
 
     def limit(self, limits: Limits) -> Limits:
@@ -159,7 +159,7 @@ def parse_agent_file(path: str, text: str) -> AgentFile:
 def load_agent_files(home: Path) -> tuple[AgentFile, ...]:
     """Return the agents that a user's own files define.
 
-    A file that cannot be used, or is beyond `MAX_INSTRUCTION_CHARS` of all, is left out with a warning.
+    A file that is unusable, or would exceed `MAX_INSTRUCTION_CHARS` in total, is left out with a warning.
     """
     found: dict[str, AgentFile] = {}
     for path, text in read_agent_files(home):
@@ -186,7 +186,7 @@ def read_agent_files(top: Path) -> Iterator[tuple[str, str]]:
 
 
 def _tighten(policy: ConfirmationPolicy, mode: str) -> ConfirmationPolicy:
-    """Return a policy that asks for at least the confirmations of both."""
+    """Return the policy, tightened so that it also asks for the confirmations of the mode."""
     is_stricter = mode == "always" or (mode == "risky" and policy.mode == "never")
     return policy.model_copy(update={"mode": mode}) if is_stricter else policy
 
@@ -205,7 +205,10 @@ def _parse_tools(head: dict[str, Any], field: str) -> frozenset[str] | None:
 
 
 def _list_names(offer: ToolOffer) -> tuple[str, ...]:
-    """Return the names that a file may give a tool: its own, and for an MCP server's that of Claude Code."""
+    """Return the names by which a file may refer to a tool.
+
+    These are its own name and, for a tool of an MCP server, Claude Code's name for it.
+    """
     return _normalize(offer.name), _normalize(f"mcp{offer.key}")
 
 

@@ -3,8 +3,8 @@
 An entry is one byte of schema version, one byte of flags (1: zstd, 2: zstd with the dictionary `events.zdict`), four
 bytes of CRC-32 over the rest of the entry, and the payload: the event's wire form in msgpack, compressed unless it is
 tiny. An entry of the version 255 is encrypted: its payload is a whole entry, encrypted by a cipher of its conversation.
-Most of a small event are the names of its fields and a prompt that many conversations share, which the dictionary
-contains. `benchmarks/entry_dictionary.py` has trained it.
+A small event consists mostly of field names and of a prompt that many conversations share; the dictionary contains
+both. `benchmarks/entry_dictionary.py` trains the dictionary.
 
 Holds: every later version decodes the output of `encode`. A flipped bit is detected. Hostile bytes raise
 `CorruptEntry`, `StoreTooNew` or `UnknownKind` and cost at most 16 MiB. Lone surrogates are replaced once, here, at the
@@ -64,7 +64,7 @@ class EntryCipher(Protocol):
     """Encrypts the entries of one conversation; see `broker.store.Cipher`."""
 
     def encrypt(self, content: bytes, about: str) -> bytes:
-        """Encrypt content as what `about` says."""
+        """Encrypt content, bound to its description `about`."""
 
     def decrypt(self, sealed: bytes, about: str) -> bytes:
         """Decrypt content; raises CorruptEntry."""
@@ -185,7 +185,7 @@ def is_encrypted(entry: bytes) -> bool:
 
 
 def find_sealed_part(entry: bytes) -> bytes:
-    """Return what the cipher made of an encrypted entry; it starts with the id of the key."""
+    """Return the ciphertext of an encrypted entry; it starts with the id of the key."""
     return entry[_HEADER_BYTES:]
 
 
@@ -200,12 +200,12 @@ def encrypt_entry(entry: bytes, cipher: EntryCipher, event_id: int | None) -> by
 
 
 def find_key_id(entry: bytes, size: int) -> bytes | None:
-    """Return the id of the key of an encrypted entry, which has this size in bytes; None: it is not encrypted."""
+    """Return the key id, `size` bytes long, of an encrypted entry; None if the entry is not encrypted."""
     return find_sealed_part(entry)[:size] if is_encrypted(entry) else None
 
 
 def decrypt_entry(entry: bytes, cipher: EntryCipher | None, event_id: int) -> bytes:
-    """Return the entry in an encrypted one. Another entry is returned as it is, unless the conversation has a cipher.
+    """Decrypt an entry. An unencrypted entry is returned unchanged, unless its conversation has a cipher.
 
     Raises:
         CorruptEntry: it was changed or moved, or is not encrypted although its conversation is.
@@ -368,7 +368,7 @@ def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:
 
 
 def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
-    """Undo `shorten`: replace the shortened fields by the blobs' texts. Blobs that are bytes keep their references.
+    """Undo `shorten`: replace the shortened fields by the blobs' texts. References to binary blobs stay.
 
     Raises:
         CorruptEntry: a blob is missing or does not match its address.

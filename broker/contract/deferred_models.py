@@ -1,11 +1,11 @@
 """Pydantic models that are built when they are first used.
 
-Pydantic collects the fields of a model while its class statement runs, which costs 2.6 million instructions. A
-command that reads a log defines 150 models and uses 40, so these classes wait.
+Pydantic collects the fields of a model while its class statement runs, which costs 2.6 million instructions. A command
+that reads a log defines 150 models and uses 40, so these classes are built late.
 
-Holds: once a class is built, it is an ordinary model at the usual speed. A class that waits has its methods, its class
-variables and its place in the inheritance; each attribute of Pydantic builds it first, and so does a new object, even
-one that is unpickled.
+Holds: once a class is built, it is an ordinary model at the usual speed. Before that, it has its methods, its class
+variables and its bases. The first access to an attribute of Pydantic builds it, and so does the first object, even an
+unpickled one.
 Does not: defer classes inside functions, whose annotations may name local variables.
 """
 
@@ -32,7 +32,7 @@ _waiting: dict[type, dict[str, Any]] = {}
 
 
 class _KeepClass(ABCMeta):
-    """Lets Pydantic complete an existing class where it would create one."""
+    """Makes Pydantic complete an existing class instead of creating one."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
         if (kept := namespace.pop(_CLASS, None)) is None:
@@ -43,7 +43,7 @@ class _KeepClass(ABCMeta):
 
 
 def _set_state(self: Any, state: dict[Any, Any]) -> None:
-    """Fill an object that is unpickled, of a class that waits: nothing has called this class."""
+    """Restore an unpickled object whose class is not built yet: unpickling does not call the class."""
     _build(type(self))
     self.__setstate__(state)  # now Pydantic's
 
@@ -61,7 +61,7 @@ class DeferredModel(ModelMetaclass, _KeepClass):
 
 
 class _Waiting(DeferredModel):
-    """The metaclass of a class that waits; a class that is built no longer has it."""
+    """The metaclass of a class that is not built yet. Building the class removes it."""
 
     def __getattribute__(cls, name: str) -> Any:
         if name.startswith(_BUILDS):

@@ -41,7 +41,7 @@ class ManageDelegatesAction(Action):
     """See or control delegates in the background.
 
     Attributes:
-        numbers: the actions that asked for them; empty for all.
+        numbers: the ids of the actions that started the delegates; empty for all.
         text: the message.
         join: for `wait`: whether the next step waits for all of them or for any.
     """
@@ -84,7 +84,7 @@ class DelegatesObservation(Observation):
     """The result of a `ManageDelegatesAction`; the content is for the model.
 
     Attributes:
-        numbers: the delegates that it applied to; empty if it was not carried out.
+        numbers: the delegates that the action applied to; empty if it was not carried out.
     """
 
     kind: Literal["observation.manage_delegates"] = "observation.manage_delegates"

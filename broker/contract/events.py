@@ -127,7 +127,8 @@ class ConversationCreated(Event):
         not_before: the earliest start that the producer requested; None to start at once. The store counts the delay.
         expires: the latest time at which the conversation may start; None for no limit.
         double_texting: the effect of a message that arrives while the agent works; None: it waits for the next step.
-        acks: when an event of it counts as written, unless the store demands more; None: as the store demands.
+        acks: when one of its events counts as written, if this is stricter than the store's rule; None for the store's
+            rule.
         pinned_version: the only version of controller workers that may continue it; None: any.
         rollout: the exact tokens of its replies are recorded; None: they are not.
         headless: no user can be asked.
@@ -240,9 +241,9 @@ class DelegateEnded(Event):
 
 
 class PartyStopped(Event):
-    """A party has stopped what a request to stop or to interrupt concerned: its call or its processes have ended.
+    """A party has carried out a request to stop or to interrupt: its call or its processes have ended.
 
-    The controller's decision is an event before it, and the end of a delegate is `conversation.delegate_ended`.
+    The controller's decision is an earlier event; the end of a delegate is `conversation.delegate_ended`.
 
     Attributes:
         party: `model`: the call of the model; `tool`: the action, at a tool worker.

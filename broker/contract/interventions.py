@@ -2,8 +2,8 @@
 
 Producers attach labels to conversations to find them again.
 
-Holds: no step waits for such a command and no model sees it; the log has it and its one observation. Names and values
-of labels are short, plain ASCII, and safe in a command line, a file name and a key.
+Holds: no step waits for such a command and no model sees it. The log contains the command and its one observation.
+Names and values of labels are short, plain ASCII, and safe in a command line, a file name and a key.
 """
 
 from __future__ import annotations

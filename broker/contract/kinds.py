@@ -66,7 +66,7 @@ class Paragraph:
     Does not: colour or shorten the text; see `deckhands.client.reading.rendering`.
 
     Attributes:
-        role: what the text is; each viewer decides how it looks.
+        role: the meaning of the text; each viewer decides its appearance.
         mark: a prefix of the first line; the other lines are indented to match.
         max_lines: the viewer cuts the middle of a longer text.
     """
@@ -271,7 +271,7 @@ class Action(Event):
         return None
 
     def may_be_answered_by(self, observation: Observation) -> bool:
-        """Return whether a tool worker may report this action so: by its kind, and for the same call of the model."""
+        """Return whether a tool worker may answer this action so: the kind fits, and the tool call is the same."""
         kinds = self.answered_by or (self.kind.replace("action.", "observation.", 1),)
         is_known = observation.kind in (*kinds, *FAILURES)
         return is_known and observation.tool_call_metadata == self.tool_call_metadata

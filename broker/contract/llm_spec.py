@@ -1,6 +1,6 @@
 """The model of a conversation, and the base class of values inside events.
 
-The models that a controller worker offers, and which of them a tenant's conversations may use.
+It also has the table of models that a controller worker offers, and decides which of them a tenant may use.
 
 Holds: one rule for both the ingress, which reads the workers' reports, and the workers, which decide. An error lists
 only the models that this tenant may use.

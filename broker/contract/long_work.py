@@ -1,8 +1,8 @@
-"""Long work: a feature list that only verification changes, and what each context of a conversation starts with.
+"""Long work: a feature list that only verification changes, and the text that starts each context of a conversation.
 
-The list stands in the log: the agent asks for changes (`FeatureListAction`), the controller answers with the list as
-it is now (`FeatureListObservation`), and the file in the workspace is written from it. Whether a feature passes is the
-exit code of its check, which the environment runs (`FeatureCheckAction`).
+The list is in the log: the agent asks for changes (`FeatureListAction`), the controller answers with the list as it is
+now (`FeatureListObservation`), and the file in the workspace is written from it. Whether a feature passes is the exit
+code of its check, which the environment runs (`FeatureCheckAction`).
 
 Holds: no tool creates a `FeatureCheckAction`, a `SaveProgressAction` or their observations, so an agent cannot forge
 one. Nothing is read from the file.
@@ -196,7 +196,7 @@ class FeatureCheckObservation(Observation):
 
 
 class SaveProgressAction(Action):
-    """Write the feature list to its file, commit the workspace, and read what a new context starts with.
+    """Write the feature list to its file, commit the workspace, and read the text for a new context.
 
     Attributes:
         features: the text of the file; empty to leave the file alone.

@@ -56,7 +56,7 @@ def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
 
 
 def describe_text(given: Any, content: str) -> str:
-    """Return the given description of a text on one line, or else the text's first line that is no heading."""
+    """Return the given description on one line, or else the first line of the content that is no heading."""
     lines = (line.strip() for line in content.splitlines())
     text = str(given) if given else next((line for line in lines if line and not line.startswith("#")), "")
     text = " ".join(replace_surrogates(text).split())

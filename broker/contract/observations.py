@@ -225,7 +225,8 @@ class AgentDelegateObservation(Observation):
     """The result of a delegate.
 
     Attributes:
-        delegate_id: the action that started it. It is also the cause, unless it was already answered at the start.
+        delegate_id: the action that started it. It is also the cause, unless the action was already answered when the
+            delegate started.
         conversation_id: the delegate's conversation.
     """
 
@@ -322,7 +323,10 @@ class ServerQuestion(EventValue):
     url: str = ""
 
     def render(self, server: str) -> str:
-        """Return the question for users. Each line starts with the server's name, so that it imitates nothing else."""
+        """Return the question for users.
+
+        Each line starts with the server's name, so that the text cannot imitate another source.
+        """
         said = self.message.split("\n")
         if self.fields is not None:
             said.append(f"Fields: {json.dumps(self.fields, ensure_ascii=False)}")

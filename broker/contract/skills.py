@@ -89,7 +89,7 @@ class SkillFiles:
     """The skills and agents found in files.
 
     Attributes:
-        skills: in the order of the files. If two folders have a skill of the same name, the later one.
+        skills: in the order of the files. Of skills with the same name in two folders, only the later one.
         unreadable: the path and the error of each invalid file.
         paths: the file of each skill.
         agents: agents to delegate to, by the paths of their files; likewise one of each name.
@@ -107,7 +107,7 @@ NO_SKILLS = SkillFiles()
 class SkillReader:
     """Collects skills and agents from the files of a workspace or a home directory, one at a time.
 
-    A `SKILL.md` comes before the other files of its folder, because these are no skills then.
+    Add a `SKILL.md` before the other files of its folder, which then are part of that skill.
     """
 
     def __init__(self) -> None:
@@ -329,7 +329,7 @@ def matches_pattern(path: str, pattern: str) -> bool:
 
 
 def _skip_folders(reached: set[int], wanted: list[str]) -> set[int]:
-    """Return the parts that are reached if each `**` may stand for nothing."""
+    """Return the reached positions, and those reached by skipping a `**`, which also matches no folder."""
     found = set(reached)
     for number in range(len(wanted)):
         if number in found and wanted[number] == "**":
@@ -383,7 +383,7 @@ def _parse_paths(value: Any) -> tuple[str, ...]:
 
 
 def _expand_braces(pattern: str) -> list[str]:
-    """Return the patterns that `{a,b}` in one stands for: a few more than are allowed, if there are too many."""
+    """Expand `{a,b}` in a pattern. If there are too many results, return a few more than the limit."""
     found = [pattern]
     while len(found) <= MAX_PATHS and (braces := _BRACES.search(found[0])):
         words = braces[1].split(",")

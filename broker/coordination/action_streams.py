@@ -38,7 +38,7 @@ class ActionDelivery:
         place: `<stream>|<entry id>`, acknowledged together with the observation.
         is_anywhere: it was sent to a pool and not to its workspace. The claim binds no workspace to this node.
         sealed_workspace: the text of `workspace`, as it was dispatched.
-        capability: allows news of this action, see results.lua.
+        capability: permits reports about this action, see results.lua.
     """
 
     conversation_id: str
@@ -105,8 +105,9 @@ class NothingToDo:
 def _seal(delivery: ActionDelivery) -> str:
     """Return the seal of a delivered action, as `results.grant` in results.lua makes it at the dispatch.
 
-    A tool worker that was taken over can add to every action stream. SHA-1 is what functions can compute; forging needs
-    another action with the seal of one that an owner has chosen.
+    A compromised tool worker can add entries to every action stream; the seal proves that an owner dispatched an
+    action. It is SHA-1, because functions can compute no other hash. A forgery would need another action with the seal
+    of a dispatched one.
     """
     stream = delivery.location.rpartition("|")[0].replace(":act:interactive:", ":act:", 1)
     route = stream.partition(":act:")[2] if delivery.is_anywhere else "bound"
@@ -255,8 +256,8 @@ class WorkspaceOrders:
             limit_seconds: how long to wait until a tool worker of the node has done it.
 
         Returns:
-            Whether all of them have ended. If False, they end when a tool worker gets to the order, or when they were
-            idle for their time to live.
+            Whether all of them have ended. If False, they end when a tool worker carries out the order, or after they
+            have been idle for their time to live.
         """
         names = await self._store.locate(conversation_id)
         node = await self._store.call("HGET", names.meta, "node")
@@ -275,7 +276,7 @@ class WorkspaceOrders:
         return True
 
     async def _find_carrying_entry(self, stream: str, entry: str, conversation_id: str) -> str | None:
-        """Return the entry that carries the order now; None if the order was carried out.
+        """Return the entry that currently carries the order; None if the order was carried out.
 
         If a worker dies with the entry, a copy is made. The copy is looked up last, so that it is not missed.
         """

@@ -6,10 +6,10 @@ against each of them. From then on each is marked while it acts, and the next de
 Holds: one suspect of a process starts at a time, so that a death counts against one and not all. A suspect that takes
 longer than `TURN_SECONDS` keeps its mark, and the next one starts. A suspect that has started and then waited continues
 without a turn; otherwise starting suspects would block the others. A suspect starts later the more deaths it has, so
-that a kill at a fixed moment does not always hit the same suspect.
-A suspect that reaches its wait for others is acquitted of all earlier deaths but those that came after such a wait:
-whatever it does before the wait, it has just done. So frequent deaths do not add up against what waits for hours, and
-a result that kills its workers is given up nevertheless.
+that a kill at a fixed moment does not always hit the same suspect. A suspect that starts to wait for others has just
+survived everything that it does before the wait. So it is acquitted of all earlier deaths, except those that came after
+such a wait. Frequent deaths therefore do not add up against a suspect that waits for hours, but a result that kills its
+workers is still given up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAUSE_SECONDS = 0.5
 
 
 class Mark(IntEnum):
-    """A record in the store about a suspect; `ACTING_AGAIN`: it acts after the wait with which it was acquitted."""
+    """A record in the store about a suspect; `ACTING_AGAIN`: it acts after the wait that acquitted it."""
 
     WAITING = 0
     ACTING = 1
@@ -61,7 +61,7 @@ class SuspectTurns:
 
 
 class CrashAttribution:
-    """Marks one thing while it acts. Does nothing for things that no worker has died with.
+    """Marks one thing while it acts. Does nothing for things that no worker died with.
 
     Args:
         mark: writes a record about it to the store.
@@ -77,7 +77,7 @@ class CrashAttribution:
         self._end_turn: Callable[[], None] | None = None
 
     async def mark_acting(self) -> None:
-        """Mark it as acting; the first time, wait for a turn before. Idempotent."""
+        """Mark it as acting; the first time, wait for a turn first. Idempotent."""
         if not self._is_suspect or self._is_marked:
             return
         if not self._has_begun:
@@ -95,7 +95,7 @@ class CrashAttribution:
             self.end_turn()
 
     async def acquit(self) -> None:
-        """Mark it as waiting for others, with nothing left to do before; earlier deaths had another cause."""
+        """Mark it as waiting for others: it has survived all its work, so earlier deaths had another cause."""
         if self._is_marked:
             self._is_marked = False
             self._is_acquitted = True
@@ -109,7 +109,7 @@ class CrashAttribution:
             self._end_turn = None
 
     def clear(self) -> None:
-        """Clear the suspicion: it has made progress, and the store has reset its deaths."""
+        """Clear the suspicion, because it made progress and the store has reset its deaths."""
         self._is_suspect = self._is_marked = False
         self.end_turn()
 

@@ -1,13 +1,13 @@
 """A thread that sends a worker's heartbeat while its event loop is busy.
 
 A burst of work (two hundred replies at once, each with milliseconds of a provider's library) can block a loop for
-longer than a heartbeat may be late. A takeover would then throw away paid model calls, and put the same burst on the
-next worker.
+longer than a heartbeat may be late. A takeover would then discard paid model calls and move the same burst to the next
+worker.
 
 Holds: the thread beats only if the loop has turned within `STUCK_AFTER_SECONDS`. So a loop that is stuck, or blocked by
 code that never releases the interpreter, is taken over like a dead one. While the loop beats in time, the thread only
 watches and has no connection. A node of a cluster that does not answer delays the beats at the others by
-`REPLY_TIMEOUT_SECONDS` at most, which is less than a heartbeat holds.
+`REPLY_TIMEOUT_SECONDS` at most, which is less than the time to live of a heartbeat.
 Does not: notify the loop. A worker that was declared dead learns it from its own next beat.
 """
 
@@ -81,7 +81,7 @@ async def send_beats(connection: Connection, commands: Sequence[Sequence[Argumen
     """Send the heartbeats of all shards.
 
     Raises:
-        TimeoutError: not all were answered in time; those to other nodes may have been.
+        TimeoutError: some got no answer in time; beats to other nodes may have succeeded.
     """
     async with asyncio.timeout(REPLY_TIMEOUT_SECONDS):  # a connection that is being opened continues with the next beat
         await connection.call_many(commands)

@@ -1,12 +1,11 @@
-"""Membership: one heartbeat per worker and shard, which carries progress, and the sweep that each worker does for all.
+"""Membership: each worker's heartbeat in each shard, which carries its progress, and the sweep for dead workers.
 
-The metrics of a worker travel with its heartbeat. Every few beats, a worker repeats its facts in the store; one field
-of them is a text with these figures. So one reader of the store has the figures of all workers, and no worker needs a
-port.
+The metrics of a worker travel with its heartbeat. Every few beats, a worker writes its facts to the store again; one
+field contains these figures. So a reader of the store gets the figures of all workers, and no worker needs a port.
 
 Holds: any worker declares another one dead whose heartbeat has expired. Its conversations go back to the ready stream,
 and its deliveries to their streams. A worker that was declared dead in one shard learns it from its next beat, hands
-back what it has in the others, and starts over. A beat is one round trip, on a cluster one to each node; a node that
+back its work in the other shards, and starts over. A beat is one round trip, on a cluster one to each node; a node that
 does not answer delays no beat elsewhere. A worker to which the store answers slowly announces a longer time to live. A
 worker that was stopped itself does not, because its later death would be detected later. The beats keep the store's
 time by the workers' monotonic clocks, and return it to the workers: see clock.lua and `SharedClock`. Every few beats
@@ -287,7 +286,7 @@ class Membership:
     async def join_new_shards(
         self, list_streams: Callable[[ShardKeys], Sequence[str]] | None = None
     ) -> list[ShardKeys]:
-        """Register in the shards that the store has got since; returns them, for this worker to read their streams.
+        """Register in shards that were added since, and return them, so that this worker reads their streams.
 
         Args:
             list_streams: returns the action streams of a tool worker in a shard.
@@ -397,7 +396,7 @@ class Membership:
     async def leave(self) -> None:
         """Hand everything back at once. Idempotent.
 
-        A shard that fails stops none of the others; its error is raised after them.
+        If a shard fails, the others are still handed back; then its error is raised.
         """
 
         async def leave_shard(names: ShardKeys) -> None:
@@ -410,7 +409,7 @@ class Membership:
                 raise error
 
     async def leave_soon(self) -> None:
-        """Hand back what this name still has where it is not presumed dead.
+        """Hand back the remaining work of this worker in the shards where it is not presumed dead.
 
         Where the store does not answer in time, others take over when the heartbeat expires. That may take a minute.
         """
@@ -436,7 +435,7 @@ class Membership:
 
     @asynccontextmanager
     async def handing_back(self) -> AsyncIterator[None]:
-        """Hand everything back if the block ends because this worker may no longer call the functions in the store."""
+        """Hand everything back if the block fails because this worker may no longer call the store's functions."""
         try:
             yield
         except* FunctionsReplaced:

@@ -153,7 +153,7 @@ class Owners:
             delay_seconds: park the conversation for this time.
 
         Returns:
-            None if it was released, or if this worker no longer owned it; otherwise the id of its last event.
+            None if it was released or had another owner; otherwise the id of its last event.
 
         Raises:
             EventsLost: the log ends before `seen_id`, or holds another event with that id.
@@ -220,7 +220,7 @@ class Owners:
         return sorted(cid.decode(errors="backslashreplace") for reply in replies for cid in reply)
 
     async def load_snapshot(self, conversation_id: str) -> bytes | None:
-        """Return the latest snapshot; None if there is none, or if it is not one of this conversation and its key."""
+        """Return the latest snapshot; None if there is none, or if it belongs to another conversation or key."""
         key = (await self._store.locate(conversation_id)).snapshot
         found: bytes | None = await self._store.call("GET", key)
         cipher = await self._store.encryption.find_cipher(conversation_id) if found else None

@@ -1,8 +1,8 @@
 """Producers with their own inbox stream, each with a tenant that it is bound to.
 
 A producer's user of the store may add to its own stream only, so the stream identifies the writer of an entry. The
-operator registers the producers in this key, which a producer can neither read nor write. The tenant of a bound
-producer is the one in this key, whatever an entry names.
+operator registers the producers in this key, which a producer can neither read nor write. A bound producer always gets
+the tenant in this key, whichever tenant an entry names.
 
 Holds: a producer with an unreadable record is not served and is named in a log. A producer that is removed and added
 again starts with an empty reply stream and with separate ids.
@@ -42,7 +42,7 @@ class Producer(BaseModel):
     """A producer with its own stream.
 
     Attributes:
-        tenant: the tenant of the conversations that its entries create; `*` for the one that an entry names.
+        tenant: the tenant of the conversations that its entries create; `*`: each entry names its own.
         created_ms: when it was added, in Unix milliseconds.
     """
 
@@ -64,7 +64,7 @@ class Producer(BaseModel):
 
     @property
     def acl(self) -> str:
-        """The least rights of its user, as `ACL SETUSER` and a configuration's `user` take them."""
+        """The minimal rights of its user, in the syntax of `ACL SETUSER` and of `user` in a configuration."""
         return f"%W~{self.stream} %R~{self.replies} {RIGHTS}"
 
     @property
@@ -199,7 +199,7 @@ def make_moved_key(stream: str) -> str:
 
 
 def make_moved_prefix(stream: str) -> str:
-    """Return what the names of streams that were moved away from a key start with: its hash tag is the key."""
+    """Return the prefix of the names of streams that were moved away from a key. Its hash tag is the key."""
     return f"{{{stream}}}:moved:"
 
 

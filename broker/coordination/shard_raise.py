@@ -3,7 +3,8 @@
 Nothing moves: conversations stay in their shards, and new ones are spread over all; see `broker.store.layout`. A worker
 reads the new shards from its next heartbeat on.
 
-Holds: the number changes in one step, so an interrupted call has raised it or not. A repeated one completes it.
+Holds: the number changes in one step, so an interrupted call has either raised it or changed nothing. Repeating the
+call completes it.
 Does not: lower the number. State that belongs to a name (a quota, a budget, a schedule, a webhook) stays in its shard.
 Keys: the field `shards` of `deck:store`.
 """
@@ -29,7 +30,7 @@ class ShardRaise:
     """The outcome of raising the number of shards.
 
     Attributes:
-        before: the number before; equal to `after` if the store had it already.
+        before: the previous number; equal to `after` if nothing was raised.
         unaware: live workers that do not read all shards yet.
     """
 
@@ -46,8 +47,8 @@ async def raise_shards(store: Store, number: int, *, limit_seconds: float = 30.0
         limit_seconds: how long to wait for the workers.
 
     Raises:
-        UsageError: the number is lower than the present one or too high, it was raised 15 times before, or a worker
-            runs that is too old to read more shards than there were when it started.
+        UsageError: the number is lower than the present one or too high, it was raised 15 times before, or a running
+            worker is too old to read shards added after its start.
     """
     await store.refresh()
     before = store.shards
@@ -84,7 +85,10 @@ async def raise_shards(store: Store, number: int, *, limit_seconds: float = 30.0
 
 
 async def _find_lost(store: Store, number: int) -> set[int]:
-    """Return lower numbers that workers know or shards were marked with: a store may have lost one in a fail-over."""
+    """Return the lower numbers that workers know or that shards are marked with.
+
+    A store may have lost them in a fail-over.
+    """
     facts = [one.about.get(SHARDS_FIELD, "") for one in await _list_live(store)]
     marks = await store.call_many([("HGET", names.layout, SHARDS_FIELD) for names in store.all_shards])
     texts = [*facts, *((mark or b"").decode(errors="replace") for mark in marks)]
@@ -93,7 +97,7 @@ async def _find_lost(store: Store, number: int) -> set[int]:
 
 
 async def _copy_rules(store: Store, shards: Sequence[ShardKeys]) -> None:
-    """Copy the rules that hold for the conversations of each shard: of tenants, and which of them have webhooks."""
+    """Copy the rules that every shard needs: the rules of tenants, and the list of tenants with webhooks."""
     first, *others = shards
     tenants, hooked = await store.call_many([("HGETALL", first.tenants), ("HGETALL", first.webhook_tenants)])
     commands: list[tuple[Argument, ...]] = [

@@ -16,7 +16,7 @@ the workspace only when all of it has arrived. File contents are readable neithe
 file: each side publishes a public key in the request, and the other side encrypts the files for it. A file exists whole
 or not at all. The content of a kept file is checked against its name. Pieces are small enough not to delay other
 conversations. A file in transit expires after its time to live. The initial files of a conversation are encrypted with
-the key of the secrets, which workers and clients have and the store has not. A transfer encrypts its files itself.
+the key of the secrets. Workers and clients have it, the store does not.
 Does not: record transfers in the log; authenticate the sender, or prove that a public key is the receiver's. A process
 that may write to the store could replace it.
 Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream, `deck:{k}:c:<id>:parcel:<name>`, a
@@ -66,8 +66,8 @@ class StoredFiles:
     """The files that a store holds for conversations.
 
     Args:
-        key: returns the key that encrypts files; called when it is first needed. None for the key that the environment
-            names, or else one that is created in our home when the first file is encrypted.
+        key: returns the key that encrypts files; called when it is first needed. None for the key in the environment.
+            Without one, a key is created in our home when the first file is encrypted.
     """
 
     def __init__(self, store: Store, key: Callable[[], bytes | None] | None = None) -> None:
@@ -76,7 +76,7 @@ class StoredFiles:
         self._key: bytes | None = None
 
     async def keep(self, conversation_id: str, content: bytes) -> str:
-        """Encrypt a file and store it for as long as the log, which need not exist yet. Idempotent.
+        """Encrypt a file and store it as long as the log exists; the log may be created later. Idempotent.
 
         Returns:
             Its name.
@@ -126,7 +126,7 @@ class StoredFiles:
         await self._store.call_many([("HSET", key, "size", len(content)), *last])
 
     async def put_chunks(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
-        """Encrypt a file in pieces for a conversation that may start with it. It expires unless claimed. Idempotent.
+        """Encrypt a file in pieces as the initial content of a conversation. It expires unless claimed. Idempotent.
 
         An existing file stays unchanged, because it may have been claimed.
 
@@ -152,14 +152,17 @@ class StoredFiles:
         await self._store.call_function("deck_lay_by", keys, ttl_ms, "size", size_bytes)
 
     async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
-        """Extend the time to live of an unclaimed file; a claimed one has none. Returns False if it does not exist."""
+        """Extend the time to live of an unclaimed file; a claimed file never expires.
+
+        Returns False if it does not exist.
+        """
         key = (await self._store.locate(conversation_id)).stored_file(name)
         commands = [("PEXPIRE", key, int(ttl_seconds * 1000), "XX"), ("HEXISTS", key, "size")]
         _, is_whole = await self._store.call_many(commands)
         return bool(is_whole)
 
     async def claim(self, conversation_id: str, name: str) -> bool:
-        """Keep an unclaimed file for as long as the log. Returns False if it does not exist. Idempotent."""
+        """Keep an unclaimed file as long as the log exists. Returns False if it does not exist. Idempotent."""
         key = (await self._store.locate(conversation_id)).stored_file(name)
         return bool(await self._store.call_function("deck_claim_file", (key,)) == ["claimed"])
 
@@ -181,7 +184,7 @@ class StoredFiles:
         return content
 
     async def copy_to(self, source_id: str, target_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Copy an initial file of this conversation to another one, as it is in the store. Idempotent.
+        """Copy an initial file of this conversation to another one, without decrypting it. Idempotent.
 
         Raises:
             CorruptEntry: it does not exist, or a part is missing.
@@ -364,10 +367,10 @@ class TransferAnswer(BaseModel):
         files: number of transferred entries of every kind.
         error: why the transfer failed, or empty.
         code: the class of the error.
-        transfer, packed_bytes, digest: of a download that waits in parts: its name, and size and SHA-256 of the packed
-            data.
-        without_bits: some of the entries whose set-user-id, set-group-id or sticky bit was not copied.
-        left_out: of a patch that would be too large: names of changed files that are not in it.
+        transfer, packed_bytes, digest: only of a download that is fetched in parts: its name, and the size and SHA-256
+            of the packed data.
+        without_bits: some entries whose set-user-id, set-group-id or sticky bit was not copied.
+        left_out: names of changed files that were left out of the patch because of its size.
         left_out_count: number of such files; `left_out` names only the first ones.
         entries: entries of a listed directory, by name; the first 5,000.
     """

@@ -5,9 +5,9 @@ appends them (see results.lua).
 
 Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events. The wake-up
 for an observation carries it, which saves the owner a round trip. The owner folds it only if it follows its last event.
-Nothing is appended that a controller has not read. A tool worker that was taken over has the capabilities of the
-actions that it claimed: with one of them it can answer that action, or say once when it ended if its controller has
-stopped it, and add no other event. Of that news, only the seconds are the worker's.
+Nothing is appended that a controller has not read. A compromised tool worker has the capabilities of the actions that
+it claimed. Each lets it answer that action or, if its controller stopped the action, report its end once; it can add no
+other event. It can forge only the seconds in that report.
 Keys: `deck:{k}:ready`, `deck:{k}:ready:interactive` (group `controllers`), `deck:{k}:worker:<w>:mail`,
 `deck:{k}:c:<id>:results`, `deck:{k}:c:<id>:grants`, the field `reported_gap` of `deck:{k}:c:<id>:meta`.
 """
@@ -45,13 +45,13 @@ async def settle_results(store: Store, conversation_id: str, *, checked_gap: str
     """Append the results that wait and answer their actions; refuse all others and dispatch their actions again.
 
     Args:
-        checked_gap: a reported loss that is recorded or disproved, as an earlier call has returned it.
+        checked_gap: a reported loss that an earlier call returned, and that has been recorded or disproved since.
 
     Returns:
         The loss that a tool worker reports, see `record_reported_gap`; empty for nothing.
 
     Raises:
-        StoreTooNew, DataLocked: this process cannot read one, and leaves them to another controller.
+        StoreTooNew, DataLocked: this process cannot read one of them and leaves all to another controller.
     """
     names = await store.locate(conversation_id)
     arguments: list[Argument] = [conversation_id, checked_gap]
@@ -66,7 +66,7 @@ async def settle_results(store: Store, conversation_id: str, *, checked_gap: str
 
 
 async def _find_entry(store: Store, conversation_id: str, action_id: int, asked: bytes, entry: bytes) -> bytes:
-    """Return what to append of a result of the action with these bytes; empty if the result does not answer it."""
+    """Return the entry to append for a result of the action; empty if the result does not answer it."""
     try:
         action, answer = [await _decode(store, conversation_id, action_id, one) for one in (asked, entry)]
     except CorruptEntry as error:
@@ -82,7 +82,7 @@ async def _find_entry(store: Store, conversation_id: str, action_id: int, asked:
 
 
 async def _encode_stop(store: Store, conversation_id: str, action_id: int, seconds: float | None) -> bytes:
-    """Return the bytes of the event that an action has ended; the worker may have made up the time."""
+    """Return the bytes of the event that reports the end of an action. The worker may have forged the time."""
     is_known = seconds is not None and 0 <= seconds <= MAX_STOP_SECONDS
     stopped = PartyStopped(party="tool", action_id=action_id, seconds=seconds if is_known else None)
     entry = codec.encode({**stopped.wire(), "timestamp": store.clock.now().isoformat()})
@@ -121,7 +121,7 @@ class ReadyStream:
     async def read(self, *, limit: int) -> list[tuple[str, str]]:
         """Wait up to two seconds and return up to `limit` pairs of conversation id and entry.
 
-        The claim of a conversation acknowledges its entry.
+        Claiming a conversation acknowledges its entry.
         """
         notified = []
         for _, entry, fields in await self._reader.read(limit=min(limit, BATCH)):
@@ -203,7 +203,7 @@ class WorkerMailbox:
         return notified
 
     def take_gaps(self) -> dict[str, str]:
-        """Return each loss that tool workers report, once; see `record_reported_gap`."""
+        """Return the losses that tool workers have reported since the last call; see `record_reported_gap`."""
         gaps, self._gaps = self._gaps, {}
         return gaps
 

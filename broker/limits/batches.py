@@ -60,7 +60,7 @@ class Batch:
     Attributes:
         about_lane: the description of its lane; empty if unknown.
         provider: its id at the provider; empty if unknown.
-        sent_ms: time of the latest attempt to send it, by the shared clock; 0 if never.
+        sent_ms: shared time of the latest attempt to send it; 0 if never sent.
         waited_seconds: time since then.
         further: all fields recorded by workers.
     """
@@ -104,7 +104,7 @@ class Batches:
         await self._call("deck_batch_put", conversation_id, step, seen_id, lane, about_lane, packed, len(body))
 
     async def drop(self, conversation_id: str, step: str = "") -> BatchCallStatus:
-        """Delete a call; with a step, only if it belongs to that step. Idempotent.
+        """Delete a call. If a step is given, only a call of that step is deleted. Idempotent.
 
         Returns:
             Its status before. A call that was sent is billed anyway.
@@ -134,10 +134,10 @@ class Batches:
         max_bytes: int,
         gather_seconds: float,
     ) -> tuple[str, float]:
-        """Seal the waiting calls of a lane into a batch and lease it, if it is time.
+        """If the time has come, seal the waiting calls of a lane into a batch and lease it.
 
         Returns:
-            The id of the new batch and 0; or an empty id and the seconds until it is time, -1 if no call waits.
+            The id of the new batch and 0; or an empty id and the seconds until then, -1 if no call waits.
         """
         batch_id = new_key()
         limits = (round(lease_seconds * 1000), max_calls, max_bytes, round(gather_seconds * 1000))

@@ -4,8 +4,8 @@ If a conversation may not call now, it queues for its model and is woken when it
 resources. Its grant is then kept for some seconds.
 
 Holds: calls in flight never exceed a quota that the provider states. Interactive conversations go first; tenants share
-by weight. Reservations of a dead worker are released when its heartbeat expires, by no other clock. Each call carries
-the fencing token of the conversation's owner; of two owners, only the later one reserves, settles and withdraws.
+by weight. Reservations of a dead worker are released when its heartbeat expires, not earlier. Each call carries the
+fencing token of the conversation's owner; of two owners, only the later one reserves, settles and withdraws.
 Does not: add any cost, not even a round trip, to a model without a quota.
 Keys: `deck:{k}:quota:<pool>:…` in the shard of the pool's name, see governor.lua.
 """
@@ -45,7 +45,7 @@ class CallGranted:
 
 @dataclass(frozen=True, slots=True)
 class CallQueued:
-    """Not now. The conversation is woken when its turn comes, in about this many seconds."""
+    """The call must wait. The conversation is woken when its turn comes, in about `seconds` seconds."""
 
     eta_seconds: float
 
@@ -151,7 +151,7 @@ class Governor:
     async def run_wakeups(self, worker_id: str) -> None:
         """Wake conversations as time frees capacity. Never ends by itself.
 
-        One worker does it at the right moment; the others do it occasionally, in case that one has died.
+        One worker does it at the right moment; the others do it occasionally, in case that worker has died.
         """
         async with asyncio.TaskGroup() as group:
             for pool in self._table.pools:

@@ -111,7 +111,7 @@ def list_accounts(
 
 
 def parse_account(account: str) -> list[str]:
-    """Return an account and the accounts above it that its name implies.
+    """Return an account and the accounts above it, as its name lists them.
 
     Raises:
         UsageError: it is not the name of an account.
@@ -193,8 +193,8 @@ class Ledger:
     async def sweep(self) -> None:
         """Move the reservations of dead workers to `lost`. Runs at most twice a second over all workers.
 
-        It sweeps the shards that this process has reserved in, and one more at each call, in turns. A shard that does
-        not answer delays its own sweep alone; it is swept again when that one has ended.
+        It sweeps the shards in which this process has reservations, and one further shard at each call. A shard that
+        does not answer delays only its own sweep; the next one waits for its end.
         """
         shards = await self._store.load_shards()
         self._turn = (self._turn + 1) % len(shards)
@@ -241,8 +241,8 @@ class Ledger:
         """Set the limit of an account, which need not exist yet; None removes it.
 
         Args:
-            check: raises if the current limit is not the one to change. The limit it has checked is the one that is
-                changed.
+            check: raises if the current limit must not be changed. The limit is set only if it is still the checked
+                one.
 
         Raises:
             UsageError: it is not the name of an account, or the amount is invalid.
@@ -263,7 +263,7 @@ class Ledger:
         return await self.load_account(account)
 
     async def move_limits(self) -> int:
-        """Move limits that an earlier version has set to where controllers cannot change them; return how many.
+        """Move the limits set by an earlier version to a key that controllers cannot write; return how many.
 
         Idempotent.
         """
@@ -327,7 +327,7 @@ class Ledger:
         """Return the shard of an account: that of its tenant.
 
         Raises:
-            UsageError: nothing in the store tells the tenant of a conversation.
+            UsageError: the tenant of a conversation cannot be found in the store.
         """
         if (shard := await self._locate(account)) is None:
             raise UsageError(
@@ -393,7 +393,7 @@ class Ledger:
 
 
 def _without_root(accounts: Sequence[str]) -> Sequence[str]:
-    """Return the accounts of a delegate without the root, which is not directly above its parent's account."""
+    """Return a delegate's account and its parent's, without those above; other accounts unchanged."""
     is_delegate = len(accounts) > 1 and accounts[1].startswith("conversation:")
     return accounts[:2] if is_delegate else accounts
 

@@ -34,7 +34,7 @@ class Quota(BaseModel):
 
     Attributes:
         model: its name in conversations. `*` and `?` match; all models that match share one quota.
-        tenants: the tenants whose calls it is for; empty for those of all others too.
+        tenants: the tenants whose calls it applies to; empty for all tenants without a quota of their own.
         key_env: the environment variable of controller workers that holds the key; None for their default key.
         tokens_per_minute: input and output together, for providers that count both.
         requests_per_day, tokens_per_day: from `day_starts_hour_utc` to the same hour of the next day.
@@ -102,7 +102,7 @@ class QuotaPool(BaseModel):
 
     @property
     def title(self) -> str:
-        """How listings name it: the model, and behind `@` its tenants."""
+        """The name in listings: the model and, after `@`, its tenants."""
         return f"{self.model}@{','.join(self.tenants)}" if self.tenants else self.model
 
     @property

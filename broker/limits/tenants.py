@@ -1,8 +1,7 @@
 """An operator's rules for tenants: their shares when capacity is short, and their bounds.
 
-Holds: a cluster has one table; each controller worker with a table puts it into force when it starts. Tenants without a
-rule share the rule `*`, if there is one: all of them together have its weight and its bounds, so invented names gain
-nothing.
+Holds: a cluster has one table; each controller worker with a table puts it into force when it starts. If there is a
+rule `*`, all tenants without a rule share its weight and its bounds, so inventing names gains nothing.
 Keys: `deck:{k}:tenants`, see turns.lua and admission.lua.
 """
 
@@ -128,7 +127,9 @@ class TenantTable(BaseModel):
 
 
 def parse_memory_bound(setting: str) -> float:
-    """Parse DECKHANDS_ADMIT_MEMORY: up to 1 a share of the server's `maxmemory`, above 1 bytes, 0 for no bound.
+    """Parse DECKHANDS_ADMIT_MEMORY.
+
+    A number up to 1 is a share of the server's `maxmemory`, a larger one counts bytes, and 0 means no bound.
 
     Raises:
         UsageError: it is none of these.

@@ -1,13 +1,12 @@
 """One call of the function `append` as values: the writer, the events, the side effects, and the outcome.
 
-An append that creates a conversation passes admission control: whether it may start now, as its tenant and the memory
-permit.
+An append that creates a conversation passes admission control, which checks the bounds of its tenant and of the memory.
 
 Holds: the names of the arguments are defined here and at the head of `append` in `append.lua`, and nowhere else.
 `append` decides, in the same step that creates the conversation. An earlier check only avoids storing data for a
 conversation that would be refused. A conversation that has started is never refused. A tenant's bound counts all
 shards; conversations that start at the same time in different shards may exceed it by as many.
-Does not: have an outcome for a lost reply. `event_log` repeats the call until it has one.
+Does not: define an outcome for a lost reply. `event_log` repeats the call until it has one.
 Keys: `deck:{k}:open:<tenant>`, `deck:{k}:paces`, see admission.lua.
 """
 
@@ -71,8 +70,8 @@ class Creator(NamedTuple):
         pool: pool of tool workers for its first action.
         awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
         caller: the fields of this caller, stored in the same step unless it has one; None: they are stored already.
-        elsewhere: number of conversations of its tenant that are open in other shards; None if it is part of a step of
-            another conversation, which is neither refused nor counted.
+        elsewhere: number of open conversations of its tenant in other shards; None if another conversation's step
+            creates it: it is then neither refused nor counted.
         shards: the number of shards that this process knows.
         start: when it may start; None for at once.
     """
@@ -262,7 +261,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Refused: the log ends at `last_id` and does not hold the event that the writer refers to."""
+    """Refused: the log ends at `last_id` and does not contain the event that the writer refers to."""
 
     last_id: int
 
@@ -346,7 +345,7 @@ def raise_refusal(reply: list[Any]) -> None:
 
 
 async def check_admission(store: Store, conversation_id: str, tenant: str) -> None:
-    """Check that a conversation may start, before anything is stored for it. Writes nothing.
+    """Check that a conversation may start, before data is stored for it. Writes nothing.
 
     Raises:
         AdmissionRefused: it may not start now. Never raised for a conversation that has started.
@@ -370,7 +369,7 @@ async def count_open_elsewhere(store: Store, created: ConversationCreated) -> in
     """Return how many conversations of its tenant are open in the other shards.
 
     Returns:
-        None if the conversation belongs to a step of another one: such a conversation is neither refused nor counted.
+        None if another conversation's step creates this one: it is then neither refused nor counted.
     """
     if created.parent is not None:
         return None

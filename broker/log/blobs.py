@@ -52,7 +52,7 @@ class Blobs:
         return BlobRef(sha256=sha256, size_bytes=len(content))
 
     async def fetch_binary(self, conversation_id: str, events: Iterable[Event]) -> dict[str, bytes]:
-        """Return the blobs of events that are bytes, by address; raises CorruptEntry if one is missing or damaged."""
+        """Return the binary blobs of events, by address; raises CorruptEntry if one is missing or damaged."""
         addresses = list_binary(events)
         return check_blobs(await self.fetch(conversation_id, addresses), addresses) if addresses else {}
 

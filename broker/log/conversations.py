@@ -40,7 +40,7 @@ class ConversationRow:
         owner: the worker that owns it, or empty.
         labels: labels set by a producer.
         tenant: its tenant, or empty.
-        not_before: its start time, by the store's clock at submission; None if it is not scheduled.
+        not_before: its start time, computed with the store's clock at submission; None if it is not scheduled.
         fields: all other fields set by its owner: iterations, cost_usd, prompt_tokens, model, …
     """
 
@@ -77,7 +77,7 @@ class ConversationRow:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A conversation, or one action of it, that was taken over from a dead worker."""
+    """A conversation, or one of its actions, that was taken over from a dead worker."""
 
     conversation_id: str
     action_id: int | None
@@ -216,7 +216,7 @@ class Conversations:
         return [cid.decode(errors="backslashreplace") for reply in replies for cid in reply]
 
     async def list_takeovers(self) -> list[Takeover]:
-        """Return the latest takeovers but damaged ones, at most about 10,000 per shard, in order within a shard."""
+        """Return the latest takeovers that are readable: about 10,000 per shard, in order within each shard."""
         found = []
         commands = [("XRANGE", names.takeovers, "-", "+") for names in await self._store.load_shards()]
         for entries in await self._store.call_many(commands):

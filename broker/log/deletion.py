@@ -2,9 +2,9 @@
 
 `expire` ends conversations that did not start in time. The first worker that notices one appends its end.
 
-Holds: a conversation is whole, or closed and listed until its deletion is repeated, or gone. A kill between two steps
-leaves no orphaned key. A log is deleted only if it still ends at the event where the caller found it settled, and if no
-worker owns the conversation. A conversation that has started is left alone, because the store checks this in the
+Holds: a conversation is complete, or gone, or closed and listed until its deletion is repeated. A kill between two
+steps leaves no orphaned key. A log is deleted only if it still ends at the event where the caller found it settled, and
+if no worker owns the conversation. A conversation that has started is left alone, because the store checks this in the
 append. Idempotent.
 Does not: find a blob whose event was never appended; delete delegates, checkpoints, or keys that expire within ten
 minutes. A new conversation may use the id of a deleted one.

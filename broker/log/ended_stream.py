@@ -1,7 +1,7 @@
 """The stream of conversations that have settled, for clients that wait for many of them with one connection.
 
-Holds: entries are hints; the log is the truth. A reader polls too, more rarely, and so finds what the stream has lost:
-an entry that was trimmed or that a former version of the functions did not add.
+Holds: entries are hints; the log is the truth. A reader also polls now and then, which finds conversations whose entry
+was trimmed or never added by an earlier version.
 Keys: `deck:{k}:ended`.
 """
 
@@ -53,7 +53,7 @@ class EndedStream:
         return await self._connection.call(*command, *self._after, *self._after.values())
 
     async def _poll(self) -> Any:
-        """Read again and again: a cluster does not wait for streams of several slots in one command."""
+        """Poll repeatedly, because one command on a cluster cannot wait for streams of several slots."""
         pause = FIRST_POLL_SECONDS
         until = self._store.clock.monotonic() + BLOCK_SECONDS
         while True:

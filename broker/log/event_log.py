@@ -92,17 +92,17 @@ class MaskedEvents:
         return cls(tuple(found), masker)
 
     def is_masked(self, position: int, masker: Masker) -> bool:
-        """Return whether these include the event at a position of the append, masked with the same secrets."""
+        """Return whether these copies include the event at a position of the append, masked with the same secrets."""
         return position < len(self.events) and masker.values == self.masker.values
 
 
 @dataclass(frozen=True, slots=True)
 class NotedAction:
-    """An action of a log, as it is noted beside the log.
+    """The record of an action that is kept beside the log.
 
     Attributes:
-        checksum: of its entry; empty if an earlier version has dispatched or settled it.
-        fingerprint: as workspace hosts know it; empty until it is settled, and if no tool worker has settled it.
+        checksum: checksum of its entry; empty if an earlier version dispatched or settled it.
+        fingerprint: as workspace hosts know it; empty unless a tool worker has settled it.
     """
 
     checksum: str
@@ -159,7 +159,7 @@ class EventLog:
             awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
             caller: the fields of this caller, stored in the same step unless the conversation has one.
             start: when it may start; None for at once.
-            shards: the number of shards when the caller stored what belongs to the conversation; None: it did not.
+            shards: the number of shards when the caller stored data for the conversation; None if it stored none.
 
         Raises:
             UsageError: the id is invalid, or another conversation has it.
@@ -242,7 +242,7 @@ class EventLog:
         return outcome
 
     async def append_stop(self, conversation_id: str, stopped: PartyStopped, *, capability: str = "") -> None:
-        """Append, as a tool worker, that a stopped action has ended. Once for each action.
+        """Append the end of a stopped action, as a tool worker. Each action has at most one.
 
         Args:
             capability: of the action, see `ActionDelivery`.
@@ -300,8 +300,8 @@ class EventLog:
 
         Args:
             checksum: checksum of the event `expected_last_id`; empty to accept any event with that id.
-            masked: masked copies of the first of `events`, see `mask`. If the conversation has a new secret since, the
-                outcome is `Conflict`, because the folded events must not be written.
+            masked: masked copies of the first of `events`, see `mask`. If a secret was added since, the outcome is
+                `Conflict`, because the folded events must not be written.
             dispatch: positions in `events` of actions that go to their action stream at once.
             answers: position in `events` → id of the runnable action that this observation settles.
             cancels: ids of running actions to stop; 0 stops all programs of the workspace.
@@ -462,7 +462,7 @@ class EventLog:
         return WorkspaceSpec.model_validate_json(found or b"{}")
 
     async def load_origin(self, conversation_id: str) -> str:
-        """Return what a conversation was forked from, as in its first event; empty if it is no fork."""
+        """Return the origin of a fork, as in its first event; empty if it is no fork."""
         meta = (await self.store.locate(conversation_id)).meta
         used, origin = await self.store.call("HMGET", meta, "used", "forked_from")
         if used is None:  # created by an earlier version, which has not noted it
@@ -477,7 +477,7 @@ class EventLog:
         return bool(found != b"0")
 
     async def find_action(self, conversation_id: str, action_id: int) -> NotedAction | None:
-        """Return what the store has noted of an action; None if it knows of no such action."""
+        """Return the store's record of an action; None if there is none."""
         names = await self.store.locate(conversation_id)
         fields = [f"{kind}:{action_id}" for kind in "koq"]
         last_id, (dispatched, settled, carrier) = await self.store.call_many(
@@ -573,14 +573,14 @@ class EventLog:
         shards: int | None = None,
         blobs: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Appended | Duplicate:
-        """Create a conversation with the events of another log, from this store or elsewhere.
+        """Create a conversation with the events of another log, which may come from another store.
 
         Idempotent: the same id and key give the same conversation.
 
         Args:
             events: all events from id 2 on, in order, with the full text of their fields.
             shards: see `create`.
-            blobs: those that the events refer to, by address, as far as they are bytes and not texts of fields.
+            blobs: the binary blobs that the events refer to, by address; texts of shortened fields are not needed.
 
         Raises:
             UsageError: the id is invalid, or another conversation has it.

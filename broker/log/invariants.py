@@ -1,6 +1,6 @@
 """Check the invariants of a log that hold after any crash, whatever the agent does.
 
-`specification` checks them and everything else that a log must hold. This module takes decoded events.
+This module takes decoded events. `specification` checks these and all other rules of a log.
 
 Holds: pure functions of a log's events. A complete log gives no violations.
 Does not: read the store, the workspaces or the workers. Their facts are passed in.
@@ -61,8 +61,9 @@ def find_violations(
         events: the whole log in order.
         last_event_id: the last id in the index; None skips this check.
         seen: events that a writer had acknowledged, or that a reader has read.
-        is_over: the conversation should have ended; False for a log that is still being written.
-        is_strict: return the violations of all rules of the specification; the other ones have the rule as invariant.
+        is_over: whether the conversation should have ended; False for a log that is still being written.
+        is_strict: also return violations of the other rules of the specification; their `invariant` is the name of the
+            rule.
     """
     found = check_log(
         [event.export() for event in events],
@@ -79,9 +80,10 @@ def find_violations(
 
 
 def _concerns_a_tool(found: LogViolation, events: Sequence[Event]) -> bool:
-    """Return whether a violation about actions and observations is one of I4. A part that an import leaves out is none.
+    """Return whether a violation about actions and observations is one of I4.
 
-    An imported observation may answer nothing, and only what a tool or another conversation does needs an observation.
+    An imported log may lack some parts, which is no violation: its observations may answer no action, and only actions
+    of tools and delegates need one.
     """
     event = events[found.event_id - 1] if 0 < found.event_id <= len(events) else None
     if isinstance(event, Action) and found.rule == "settled":

@@ -39,8 +39,8 @@ class LivePiece:
             call replaces all earlier ones.
         kind: `text`, `thinking` or `call`; `superseded` if the call has failed and another model is asked.
         text: the added text.
-        at: number of characters of all kinds that the call has shown before. A reader that has fewer has lost some. A
-            repeated call starts at 0 again. None if written by an older worker.
+        at: number of characters of all kinds that the call has shown before. A reader with fewer has lost pieces. A
+            repeated call restarts at 0. None if written by an older worker.
     """
 
     call: str
@@ -80,7 +80,7 @@ class LiveText:
             await self._store.connection.call_many([*commands, ("PEXPIRE", live, int(PIECE_TTL_SECONDS * 1000))])
 
     async def watch(self) -> AsyncGenerator[LivePiece]:
-        """Yield the stored pieces, then each new one. Never ends by itself.
+        """Yield the stored pieces, then each new one, without end.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: the store cannot be reached.

@@ -46,8 +46,7 @@ async def record_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int
         noticed_by: the process that remembers the events, for users.
 
     Returns:
-        An upper bound for the ids of events older than the record; 0 if nothing was recorded because the conversation
-        is closed or gone.
+        The last id before the record, at most; 0 if nothing was recorded because the conversation is closed or gone.
     """
     conversation_id, known_id = lost.conversation_id, lost.known_id
     try:
@@ -73,7 +72,8 @@ async def record_reported_gap(log: EventLog, conversation_id: str, gap: str) -> 
     """Record a loss that a tool worker has reported, if the log does not hold the action. Never raises.
 
     Args:
-        gap: `<action>:<checksum or fingerprint>`. A tool worker may forge it, so one that the log disproves is ignored.
+        gap: `<action>:<checksum or fingerprint>`. A tool worker may forge it, so a loss that the log disproves is
+            ignored.
     """
     try:
         if (said := REPORTED.fullmatch(gap)) is not None:
@@ -87,7 +87,7 @@ async def record_reported_gap(log: EventLog, conversation_id: str, gap: str) -> 
 
 
 async def _is_there(log: EventLog, conversation_id: str, event_id: int, mark: str) -> bool:
-    """Return whether the log holds an event, by its checksum; or whether it may, by the fingerprint of an action."""
+    """Return whether the log contains an event with this checksum, or may contain an action with this fingerprint."""
     if len(mark) in (0, CHECKSUM_DIGITS):
         with suppress(CorruptEntry):
             return not mark or codec.checksum_of(await log.load_entry(conversation_id, event_id)) == mark
@@ -123,7 +123,10 @@ async def record_snapshot_gap(log: EventLog, conversation_id: str, version: int)
 
 
 async def _load_recorded_gap(store: Store, conversation_id: str) -> tuple[int, int]:
-    """Return the last id of the log at its latest recorded gap, and the last id known to be lost; (0, 0) if never."""
+    """Return the last id of the log at its latest recorded gap, and the last id known to be lost.
+
+    Both are 0 if no gap was recorded.
+    """
     meta = (await store.locate(conversation_id)).meta
     found = await store.call("HGET", meta, "gap")
     said = NAMED.fullmatch(found or b"0:0")

@@ -1,10 +1,10 @@
 """Selects conversations by tenant, label and state, in pages: any number, with bounded work per page.
 
-`WaitReason` is why a conversation waits, in one word, as its controller writes it into the index.
+`WaitReason` lists the reasons why a conversation waits; its controller writes them to the index.
 
-Holds: newest first, by creation time and id. Conversations that are created or deleted meanwhile make no page skip or
-repeat another one. Labels and tenants have their own indexes, so conversations without them are not read. Controllers
-write no other reason. Listings, metrics and explanations of waits use these values.
+Holds: newest first, by creation time and id. If conversations are created or deleted meanwhile, no page skips or
+repeats another conversation. Labels and tenants have their own indexes, so conversations without them are not read.
+Controllers write no other reason. Listings, metrics and explanations of waits use these values.
 Keys: reads `deck:{k}:index`, `deck:{k}:label:<name>=<value>` and `deck:{k}:label:=<tenant>`.
 """
 

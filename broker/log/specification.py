@@ -2,7 +2,8 @@
 
 `check_log` reads a log from its first event to its last and returns a sentence for everything that no correct cluster
 writes. It shares no code with the product: it imports only the standard library and reads plain JSON objects, as
-`deckhands export` writes them. Read it from the top: kinds of events, then a conversation, a method for each group.
+`deckhands export` writes them. From the top, it defines the kinds of events, then a conversation with a method for each
+group of kinds.
 
 The rules, by the name that a violation has:
     append        ids are 1, 2, 3 …; the first event creates this conversation; nothing else does
@@ -105,7 +106,7 @@ class LogViolation:
 
 
 class Conversation:
-    """A conversation as its log tells it. `read` takes one more event."""
+    """A conversation, reconstructed from its log. `read` takes the next event."""
 
     def __init__(self, conversation_id: str) -> None:
         self.conversation_id = conversation_id
@@ -132,7 +133,7 @@ class Conversation:
 
     # --- Append: what holds for every event --------------------------------------------------------------------------
     def read(self, event: JsonEvent) -> None:
-        """Check one more event, and take its effect."""
+        """Check the next event, and apply its effect."""
         self.events.append(event)
         self.number += 1
         self.is_at_rest = self.state in TERMINAL and self.requested is None and not self.unread
@@ -192,7 +193,7 @@ class Conversation:
             self._read_delegate_end(event)
 
     def _read_stop(self, event: JsonEvent) -> None:
-        """Read that a call of the model or an action has ended, after a request or the controller has stopped it."""
+        """Read the end of a model call or an action that a request or the controller has stopped."""
         party, action = _text(event, "party"), _integer(event, "action_id")
         answer = self.events[self.answered[action] - 1] if action in self.answered else {}
         is_stopped = self.cancelled_at if party == "model" else _text(answer, "kind") == "observation.error"
@@ -242,7 +243,7 @@ class Conversation:
                 self.calls.setdefault(_text(call, "id"), []).append(_text(call, "name"))
 
     def _check_basis(self, seen: int, *, is_step: bool) -> None:
-        """Check that a model call was allowed when its prompt was made, and that its owner has not changed since."""
+        """Check that a model call was allowed when its prompt was made, and that the owner is still the same."""
         state, open_action, reached = self.moments[seen]
         for is_wrong, rule, text in (
             (is_step and seen < self.turn, "claim", f"a prompt without event {self.turn}, the reply before it"),
@@ -350,7 +351,7 @@ class Conversation:
             self.requested, self.answer = wanted, request
 
     def _end_turn(self, ending: str) -> None:
-        """Let the agent end its turn, unless a message has come that its prompt did not hold."""
+        """End the agent's turn, unless a message has arrived that its prompt did not include."""
         seen = _integer(self.events[self.turn - 1], "seen_id") if self.turn else 0
         if not self.unread and self.last_message <= seen:
             self.ending = ending
@@ -523,7 +524,7 @@ class Conversation:
 
     # --- The end of the log ------------------------------------------------------------------------------------------
     def check_end(self, index: Mapping[str, Any], *, must_be_over: bool) -> None:
-        """Check the end of the log, and that the index says the same."""
+        """Check the end of the log, and that the index agrees with it."""
         is_unanswered = self.unread > self.changed_at or self.requested is not None
         is_settled = self.state in TERMINAL | WAITING and not is_unanswered
         if self.state not in TERMINAL | KEEPS_ACTIONS and (is_settled or must_be_over):
@@ -551,8 +552,8 @@ def check_log(
 
     Args:
         events: all its events in order, JSON objects: `id`, `kind`, `source`, `cause_id`, `timestamp`, and others.
-        conversation_id: None for the one that the first event names.
-        index: what the index says at the same moment: any of `last_event_id`, `state`, `iterations` and `cost_usd`.
+        conversation_id: None for the id in the first event.
+        index: the fields of the index at the same moment: any of `last_event_id`, `state`, `iterations` and `cost_usd`.
     """
     first = events[0] if events and isinstance(events[0], Mapping) else {}
     log = Conversation(_text(first, "conversation_id") if conversation_id is None else conversation_id)
@@ -579,7 +580,7 @@ def _integer(event: JsonEvent, name: str) -> int:
 
 
 def _amount(value: Any) -> float | None:
-    """Return a finite number from 0 on; None for anything else."""
+    """Return the value if it is a finite number of at least 0; else None."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1e300 else None
 
 

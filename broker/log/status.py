@@ -1,7 +1,7 @@
 """The status of a conversation, derived from its log alone.
 
-Holds: a value; the same events give the same status on every machine. A request to the agent counts until the agent has
-acknowledged it, so a log that a worker is about to continue never looks settled.
+Holds: a status is a value, and the same events give the same status on every machine. A request to the agent counts
+until the agent has acknowledged it, so a log that a worker is about to continue never looks settled.
 """
 
 from __future__ import annotations

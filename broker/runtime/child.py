@@ -94,7 +94,7 @@ class ChildProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """The exit status of the process, negative for a signal; None while it runs."""
         return self._popen.poll()
 
     def send(self, number: signal.Signals) -> None:

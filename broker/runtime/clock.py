@@ -1,7 +1,7 @@
 """Wall and monotonic clocks. The only caller of `time` in our packages, except for workspace hosts.
 
-At a tick, a process does all its periodic work together, so that an idle process wakes up rarely. Commands that several
-loops send in one turn of the event loop travel to the store together.
+A process does all its periodic work at common ticks, so that an idle process rarely wakes up and its loops send their
+commands to the store together.
 
 Holds: wall times are aware UTC; durations are float seconds from a monotonic clock.
 Does not: decide who owns a conversation. Safety depends on fencing tokens, never on a clock.
@@ -75,7 +75,7 @@ class SharedClock:
     def apply_store_time(self, store_ms: int, *, sent: float) -> None:
         """Apply the store's time from the reply to a call that was sent at `sent` (monotonic) and was answered now.
 
-        The store read its clock between these times. The shared time stays as it is if it is consistent with that.
+        The store read its clock between these times. The shared time is changed only if it contradicts this.
         """
         said = store_ms / 1000
         least, most = said - self._own.monotonic(), said - sent
@@ -103,8 +103,8 @@ SHARE_OF_PID = 0.37
 async def wait_for_tick(period_seconds: float) -> None:
     """Wait until the next tick of a period, at most as long as the period.
 
-    The ticks of a process are at the multiples of the period, by the clock of its event loops and moved by a part that
-    depends on the process: those of one machine do not wake up at once.
+    The ticks of a process are multiples of the period by the clock of its event loops, plus an offset that differs
+    between processes, so that those of one machine do not all wake up at once.
     """
     now = asyncio.get_running_loop().time() + os.getpid() * SHARE_OF_PID
     await asyncio.sleep(period_seconds - now % period_seconds)

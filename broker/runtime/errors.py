@@ -1,28 +1,20 @@
 """The exceptions of Deckhands.
 
-    DeckhandsError                 code, retryable, remedy
-    ├── UsageError                 bad input of a user or a producer: names the input and the remedy
-    │   ├── UnknownConversation
-    │   ├── UnknownKind            an event kind that this version does not know
-    │   └── EventUnfit             an event too large or too deep for the log
-    ├── StoreError
-    │   ├── StoreUnavailable       cannot connect, or the store refuses writes (disk full, loading)   [retryable]
-    │   │   └── FunctionsTooOld    the store's functions are older than this version needs             [retryable]
-    │   ├── OutcomeUnknown         the connection was lost between command and reply                  [retryable]
-    │   ├── StoreRefused           the server refused one command: usually a key of another type
-    │   ├── StoreTooNew            written by a newer version of Deckhands
-    │   │   └── DataLocked         encrypted, and this process has not its key
-    │   │       └── DataForgotten  its key was deleted, so it stays unreadable
-    │   ├── FunctionsReplaced      the new functions do not serve this worker: it hands back its work and stops
-    │   ├── StoreMisconfigured     evicts keys, lacks the functions
-    │   │   └── StoreReplaced      another store than before, or the same one emptied
-    │   ├── ShardsRaised           it has got more shards meanwhile; nothing was written              [retryable]
-    │   ├── CorruptEntry           bytes that fail their checksum or their schema
-    │   └── EventsLost             the log does not hold an event that had been acknowledged
-    ├── AdmissionRefused           no new start now: the tenant's bound or the memory bound is reached    [retryable]
-    ├── ConversationBusy           its agent works, and it accepts no message meanwhile                [retryable]
-    ├── ConversationMoved          it has newer events than the caller has seen; nothing was written
-    └── OwnershipLost              this process no longer owns the conversation
+    DeckhandsError code, retryable, remedy ├── UsageError bad input of a user or a producer: names the input and the
+    remedy │ ├── UnknownConversation │ ├── UnknownKind an event kind that this version does not know │ └── EventUnfit an
+    event too large or too deep for the log ├── StoreError │ ├── StoreUnavailable cannot connect, or the store refuses
+    writes (disk full, loading) [retryable] │ │ └── FunctionsTooOld the store's functions are older than this version
+    needs [retryable] │ ├── OutcomeUnknown the connection was lost between command and reply [retryable] │ ├──
+    StoreRefused the server refused one command: usually a key of another type │ ├── StoreTooNew written by a newer
+    version of Deckhands │ │ └── DataLocked encrypted, and this process lacks the key │ │ └── DataForgotten its key was
+    deleted, so it stays unreadable │ ├── FunctionsReplaced the new functions do not serve this worker: it hands back
+    its work and stops │ ├── StoreMisconfigured evicts keys, lacks the functions │ │ └── StoreReplaced another store
+    than before, or the same one emptied │ ├── ShardsRaised it has got more shards meanwhile; nothing was written
+    [retryable] │ ├── CorruptEntry bytes that fail their checksum or their schema │ └── EventsLost the log does not hold
+    an event that had been acknowledged ├── AdmissionRefused no new start now: the tenant's bound or the memory bound is
+    reached [retryable] ├── ConversationBusy its agent works, and it accepts no message meanwhile [retryable] ├──
+    ConversationMoved it has newer events than the caller has seen; nothing was written └── OwnershipLost this process
+    no longer owns the conversation
 
 Holds: every expected failure derives from these and has a stable `code` and `retryable`. An error of a single module
 (`SecretsLocked`, `ToolFailed`, `ModelError`, …) is defined there.
@@ -154,22 +146,22 @@ class StoreTooNew(StoreError):
 
 
 class DataLocked(StoreTooNew):
-    """What the store or the archive holds is encrypted, and this process does not have the key, or it was deleted.
+    """Data in the store or the archive is encrypted, and this process lacks the key, or the key was deleted.
 
-    A worker leaves such a conversation to one that has the key, as it does with an event of a newer version.
+    A worker leaves such a conversation to a worker with the key.
     """
 
     code = "data_locked"
 
 
 class DataForgotten(DataLocked):
-    """What the store or the archive holds is encrypted with a key that was deleted: no process can read it again."""
+    """The data in the store or the archive is encrypted with a deleted key: no process can read it again."""
 
     code = "data_forgotten"
 
 
 class FunctionsReplaced(StoreError):
-    """The functions in the store were replaced, or are about to be, by ones that do not serve this worker."""
+    """The functions in the store were or will soon be replaced by functions that do not serve this worker."""
 
     code = "functions_replaced"
 
@@ -181,13 +173,16 @@ class StoreMisconfigured(StoreError):
 
 
 class StoreReplaced(StoreMisconfigured):
-    """The store is another one than at start, or was emptied. A worker stops; do not restart it automatically."""
+    """The store is no longer the one that was opened, or it was emptied.
+
+    A worker stops; do not restart it automatically.
+    """
 
     code = "store_replaced"
 
 
 class ShardsRaised(StoreError):
-    """The number of the store's shards was raised meanwhile; nothing of the refused call was written."""
+    """The store's number of shards was raised meanwhile; nothing of the refused call was written."""
 
     code = "shards_raised"
     retryable = True
@@ -203,7 +198,7 @@ class CorruptEntry(StoreError):
 
 
 class EventsLost(StoreError):
-    """The log does not hold an event that had been acknowledged: the store was restored from an older state.
+    """The log does not hold an event that was acknowledged: the store was restored from an older state.
 
     Attributes:
         last_id: the last id of the log now.

@@ -98,7 +98,7 @@ def _is_end(event: yaml.Event) -> bool:
 
 
 def _describe_error(error: yaml.YAMLError) -> str:
-    """Return the parser's error message without the text that it parsed."""
+    """Return the parser's error message without the parsed text."""
     mark = getattr(error, "problem_mark", None)
     where = f" in line {mark.line + 2}" if mark is not None else ""  # 1 for the `---` line
     return f"{getattr(error, 'problem', None) or 'it has a character that is not allowed'}{where}"

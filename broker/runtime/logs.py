@@ -86,7 +86,7 @@ def start_logging(role: str, *, is_json: bool) -> None:
 
 
 def use_json(role: str, logger: logging.Logger) -> None:
-    """Make all handlers of a logger write JSON. A handler that does so already keeps its role."""
+    """Make all handlers of a logger write JSON. A handler that already writes JSON keeps its role."""
     formatter = JsonFormatter(role)
     for handler in logger.handlers:
         if not isinstance(handler.formatter, JsonFormatter):

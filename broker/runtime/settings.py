@@ -260,7 +260,7 @@ class UrlInFile(str):
         """Read the file.
 
         Args:
-            derive: converts the URL in the file to the wanted one.
+            derive: converts the URL in the file to the required form.
 
         Raises:
             UsageError: the file cannot be read, or holds no URL.
@@ -338,7 +338,7 @@ def _convert(owner: type[BrokerSettings], setting: DataclassField[Any], text: st
 
 
 def _parse_flag(name: str, text: str) -> bool:
-    """Return the value of a variable that is not one of our fields; empty: False."""
+    """Return the value of a flag that is not a field of the settings; False if it is empty."""
     if not text:
         return False
     from broker.runtime.bounds import parse_flag

@@ -2,10 +2,9 @@
 
 Holds: nothing is imported and no span is made unless the standard variables name a collector. A collector that is
 unavailable, slow or broken neither delays nor fails a step. A forged context can only put spans into another trace.
-Spans are our own objects until the SDK's batch processor has a batch, because its spans cost a step several times as
-much.
-An attribute is a name, a number or an id. Only if an operator asks for it, the attributes in `CONTENT` hold what models
-and tools read and write; callers mask secrets in them.
+Spans are our own objects until the SDK's batch processor has a batch, because the SDK's spans would cost a step several
+times as much. An attribute is a name, a number or an id. Only if an operator asks for it, the attributes in `CONTENT`
+hold what models and tools read and write; callers mask secrets in them.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def parse_traceparent(value: object) -> str | None:
 
 
 def make_traceparent(conversation_id: str) -> str:
-    """Return the context of a conversation that was submitted without one. All processes compute the same."""
+    """Return the context of a conversation that was submitted without one. Every process computes the same context."""
     digest = sha256(conversation_id.encode()).hexdigest()
     return f"00-{digest[:32]}-{digest[32:48]}-01"
 

@@ -1,8 +1,8 @@
 r"""Secrets written byte by byte or character by character: in dumps, with separators, as escapes.
 
 There are too many such forms to search for each of them. Instead, a text is normalised in place: separators, line
-numbers and repetitions are blanked, and an escape becomes its character and fillers, so no position changes. The text
-without fillers is then searched, and matches are mapped back.
+numbers and repetitions are blanked, and an escape becomes its character and fillers, so no position changes. Then the
+text is searched without its fillers, and matches are mapped back.
 
     digits      `xxd`, `xxd -p`, `od`, `hexdump`, arrays of bytes: offsets and the column of characters are blanked,
                 separators left out. Also the characters themselves with separators between all of them, in any case.
@@ -11,7 +11,7 @@ without fillers is then searched, and matches are mapped back.
     characters  `\x67`, `\u0067`, `\147`, `%67`, `&#103;` and similar escapes, of all characters or of some.
 
 Holds: a text without matches costs a few passes in machine code. A match is no longer than `reach_bytes`.
-Does not: find words of four or more bytes in native byte order, or secrets that were encoded twice.
+Does not: find dumps in words of four or more bytes in native byte order, or secrets that were encoded twice.
 """
 
 from __future__ import annotations

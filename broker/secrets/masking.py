@@ -7,8 +7,8 @@ Holds:
     - A text that arrives in pieces is masked like the whole text, wherever it was cut.
     - The remains of a value at the cut of a shortened text are found, too.
     - Binary content is skipped by the type of its field, never by its appearance.
-Does not: find a secret that a program has transformed in any other way. Do not give a secret to a program that must not
-send it.
+Does not: find a secret that a program has transformed in any other way. Do not give a secret to a program that might
+reveal it.
 """
 
 from __future__ import annotations

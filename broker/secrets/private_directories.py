@@ -97,7 +97,7 @@ class Mounts:
         return DirectoryLocation(name, mount.device, f"{mount.path.rstrip('/')}/{inside}".rstrip("/") or "/")
 
     def find_names(self, directory: Path) -> Iterator[Path]:
-        """Yield a directory without links in its path and its parents, under all names that mounts give them."""
+        """Yield all names, through all mounts, of a directory and its parents. Its path must not contain links."""
         yield from (directory, *directory.parents)
         place = self.locate(directory)
         for around in (PurePosixPath(place.path), *PurePosixPath(place.path).parents):
@@ -106,7 +106,7 @@ class Mounts:
                     yield Path(mount.name, around.relative_to(mount.path))
 
     def find_parts(self, directory: Path) -> list[DirectoryLocation]:
-        """Return the location of a directory without links in its path, and of all mounts below it."""
+        """Return the locations of a directory and of all mounts below it. Its path must not contain links."""
         name = str(directory)
         below = [mount for mount in self._mounts if mount.name != name and _is_in(mount.name, name)]
         return [self.locate(directory), *below]
@@ -167,7 +167,10 @@ def find_fault(directory: Path, private: Sequence[Path] = ()) -> str:
 
 
 def find_root_fault(directory: Path) -> str:
-    """Return why no directory below an absolute path without links may be a workspace; empty if one may."""
+    """Return why no directory below a path may be a workspace; empty if one may.
+
+    The path is absolute, without links.
+    """
     mounts = Mounts.current()
     return _find_system_fault([mounts.locate(directory)], directory, mounts)  # mounts below it may still be allowed
 
@@ -212,7 +215,7 @@ def _find_system_fault(parts: list[DirectoryLocation], directory: Path, mounts: 
 
 
 def _find_installation_fault(directory: Path, mounts: Mounts) -> str:
-    """Return why a directory may not be a workspace if it is near an installation of Deckhands; else empty."""
+    """Return why a directory conflicts with an installation of Deckhands; empty if it may be a workspace."""
     for place in mounts.find_names(directory):
         if mark := _find_mark(place):
             return f"it is a part of {place}, which is a directory of Deckhands: {mark} is there"
@@ -247,7 +250,7 @@ def _is_secret(directory: Path, name: str) -> bool:
 
 
 def resolve_links(path: Path) -> list[Path]:
-    """Return the links on a path and its target. A user who may change one of them may change the path."""
+    """Return the links on a path and its target. A user who can change one of them can redirect the path."""
     found: list[Path] = []
     here = Path("/")
     ahead = list(path.parts[1:])
@@ -280,5 +283,5 @@ def _is_in(name: str, outer: str) -> bool:
 
 
 def _unescape(text: str) -> str:
-    """Return a name from the kernel's table with its octal escapes (blanks and the like) decoded."""
+    """Decode the octal escapes, such as those of blanks, in a name from the kernel's table."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -10,7 +10,7 @@ Holds:
       before a command gets it.
 Does not: keep a program from revealing a secret in another form; see `masking`.
 Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value, or NUL and a `SecretReference` in JSON),
-`deck:{k}:c:<id>:masked` (set: every value and reference there was), `deck:{k}:c:<id>:secrets_of` (string: the
+`deck:{k}:c:<id>:masked` (set: all current and former values and references), `deck:{k}:c:<id>:secrets_of` (string: the
 conversation whose secrets it shares).
 """
 
@@ -63,7 +63,7 @@ class SecretsLocked(DeckhandsError):
 
 @dataclass(frozen=True, slots=True)
 class _StoredSecrets:
-    """The stored secrets of one conversation, encrypted: current values by name, and every value there was.
+    """The stored secrets of one conversation, encrypted: current values by name, and all former ones.
 
     Attributes:
         lender_id: the conversation whose secrets it shares, or empty.
@@ -136,8 +136,8 @@ class Secrets:
         key: returns the key, 32 bytes, or None while there is none; called on first use.
         own: this process's own secrets, masked in every conversation.
         sources: looks up the secrets that a command uses by reference; None where no command runs.
-        max_hidden: how many values may be hidden before further ones are not looked up: each costs time.
-        remembered: the size of the cache in conversations; not less than this process works on at once.
+        max_hidden: how many values may be masked; beyond it, no further values are looked up, because each costs time.
+        remembered: the size of the cache; at least the number of conversations that this process works on at once.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Secrets:
         self._cache.pop(conversation_id, None)
 
     def seal(self, conversation_id: str, text: str) -> bytes:
-        """Encrypt a text that is stored beside a conversation; `opened` decrypts it.
+        """Encrypt a text that is stored beside a conversation; `unseal` decrypts it.
 
         Raises:
             SecretsLocked: there is no key.
@@ -190,7 +190,7 @@ class Secrets:
         return self._encrypt(conversation_id, text)
 
     def unseal(self, conversation_id: str, encrypted: bytes) -> str:
-        """Decrypt a text encrypted by `sealed`.
+        """Decrypt a text encrypted by `seal`.
 
         Raises:
             SecretsLocked: no key here decrypts it.
@@ -265,7 +265,7 @@ class Secrets:
         return value
 
     async def _hide(self, conversation_id: str, owner_id: str, name: str, value: str) -> None:
-        """Mask a value in the conversation that has the secret and in all that share it, before a command gets it."""
+        """Mask a value, before a command gets it, in its conversation and in all conversations that share it."""
         known = self._cache.get(conversation_id) or await self._look_up(conversation_id)
         if value in known.values:
             return
@@ -291,8 +291,7 @@ class Secrets:
     async def get_cached_masker(self, conversation_id: str) -> tuple[Masker, SecretsProof | None]:
         """Return a masker of the cached secrets and the proof of them, without a lookup.
 
-        For an append: it passes the proof to the store, which refuses the append if there are other secrets. Then call
-        `look_up`.
+        An append passes the proof to the store, which refuses it if there are other secrets. Then call `look_up`.
 
         Returns:
             The proof is None if the store cannot check it; the secrets were then looked up at most one second ago.
@@ -434,7 +433,7 @@ def load_secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes
     """Return the key in the settings: the key itself, its file, or else the file `secret.key` in our home.
 
     Args:
-        is_made: whether to create a missing file in our home; otherwise None is returned.
+        is_made: whether to create the missing file in our home; otherwise None is returned for it.
 
     Raises:
         UsageError: the configured file is missing, or the key is invalid.

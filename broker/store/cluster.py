@@ -1,14 +1,16 @@
 """A connection to a Redis Cluster: one multiplexed connection to each primary, and the map of slots.
 
 Each command goes to the node that serves the slot of its first key. A batch is split by node, and the parts are sent at
-the same time. A command without a key follows its neighbour in the batch; alone, it goes to the node of `deck:store`.
+the same time. A command without a key goes to the node of its neighbour in the batch, or to that of `deck:store` if it
+is alone.
 
 Holds: commands to one key are executed in the order of the batch; replies are in the order of the commands. A command
 is sent again only after MOVED or ASK, which say that it was not executed. A function is never sent after ASK: its keys
-may be on both nodes while a slot moves key by key, and it would decide by half of them. It fails as `StoreUnavailable`
-until the slot has moved. For this, each function declares the base of its shard, which never exists as a key.
-The map is read again after MOVED and after a lost connection; a node that is no longer a primary is left at once.
-Functions that a primary lacks are loaded there by the first call of a process that may, if it has the store's version.
+may be on both nodes while a slot moves key by key, so the function might see only some of them. It fails as
+`StoreUnavailable` until the slot has moved. For this, each function declares the base of its shard, which never exists
+as a key. The map is read again after MOVED and after a lost connection; a node that is no longer a primary is left at
+once. If a primary lacks the functions, the first call of a process that may load them and has the store's version loads
+them.
 Does not: read from replicas, or execute a batch atomically across nodes.
 Source: the Redis Cluster specification.
 """
@@ -144,7 +146,7 @@ class ClusterConnection:
         return replies
 
     async def group_by_node(self, commands: Sequence[Command]) -> dict[Host, list[int]]:
-        """Return the places of commands in a batch, by the node that each goes to.
+        """Return the positions of the commands in a batch, grouped by node.
 
         Raises:
             StoreUnavailable: no node serves a slot.
@@ -249,7 +251,7 @@ class ClusterConnection:
         raise StoreUnavailable(f"The nodes of the store's cluster redirect to each other: {reply}")
 
     async def _load_once(self, node: Host) -> bool:
-        """Do what `_load_functions` does, once for all calls that wait: a thousand loads would stop the node."""
+        """Call `_load_functions` once for all waiting calls, because a thousand loads would block the node."""
         task = self._loading.get(node)
         if task is None or task.done():
             task = self._loading[node] = asyncio.create_task(self._load_functions(node))
@@ -261,7 +263,7 @@ class ClusterConnection:
         Another call or process may have loaded them since the primary replied.
 
         Raises:
-            StoreUnavailable: this process must not, or may not; another one can.
+            StoreUnavailable: this process lacks the version or the right to load them; another process can.
         """
         stamp = await self.call("HGET", keys.STORE, VERSION_FIELD)
         if stamp is None:
@@ -307,7 +309,7 @@ class ClusterConnection:
 
 
 class _Topology:
-    """Which node serves each slot, as the connections of one process to one cluster know it."""
+    """The map from slots to nodes, shared by the connections of one process to one cluster."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -334,7 +336,7 @@ class _Topology:
         return node
 
     def find_endpoint(self, node: Host) -> Endpoint:
-        """Return what the connections to a node share."""
+        """Return the state that the connections to a node share."""
         if node not in self._endpoints:
             endpoint = Endpoint(self._url, node)
             # A node that is new may lack the users or the password of the others for a while.
@@ -352,10 +354,10 @@ class _Topology:
         return node
 
     def refresh_soon(self, *, unlike: Host | None = None) -> None:
-        """Read the map again, after a pause, unless that is under way.
+        """Read the map again after a pause, unless a read is in progress.
 
         Args:
-            unlike: a node that is asked last, because it did not answer.
+            unlike: a node that did not answer; it is asked last.
         """
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._refresh(unlike))
@@ -479,7 +481,7 @@ def _read_seeds(url: str) -> tuple[Host, ...]:
 
 
 def _parse_place(place: str, source: Host) -> Host:
-    """Return the node that a redirection names; without a host, it is that of the node that has answered."""
+    """Return the node that a redirection names; without a host, the host is that of the answering node."""
     host, _, port = place.rpartition(":")
     return host.strip("[]") or source[0], int(port)
 

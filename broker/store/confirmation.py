@@ -1,13 +1,13 @@
 """Confirms writes: after the reply of a write, waits until the store's disk or a replica has it, many writes at a time.
 
-The store demands confirmations of all writes of a process (DECKHANDS_ACKS), a conversation those of its events and of
-the claims of its actions: the functions that write these end their reply with its demand. Both hold.
+DECKHANDS_ACKS demands confirmations of all writes of a process. A conversation can demand those of its events and of
+the claims of its actions; the functions that write them end their reply with its demand. Both demands apply.
 
 Holds: a confirmation asks the server that has replied, after it has replied. A primary that was replaced meanwhile, and
 a stale one without its replicas, confirm nothing: the caller does not know the outcome, and repeats its call. With
-Sentinels, every replica that they may promote has to confirm: a primary that is replaced while it lives can still have
-another one. While a replica is away, a confirmation may come from one that has just returned, and not from the one that
-is being promoted; so a majority of the Sentinels is asked whether this primary stays.
+Sentinels, every replica that they may promote has to confirm: a live primary that is being replaced may still be
+connected to another replica. While a replica is away, the confirmation may come from a replica other than the promoted
+one, so a majority of the Sentinels is asked whether this primary stays.
 Keys: `deck:acked`, or `deck:{k}:acked` for a node of a cluster, written before each confirmation. A server confirms
 only what the asking connection has written; all earlier writes, of any connection, come before this one in its stream.
 """
@@ -98,7 +98,7 @@ class Confirmations:
         """Wait until the writes that a server of this epoch has replied to are confirmed.
 
         Raises:
-            OutcomeUnknown: they are not; they may be lost.
+            OutcomeUnknown: they were not confirmed, and may be lost.
             StoreMisconfigured: the server cannot confirm.
         """
         if self._next is None:  # one that is running may have been sent before the reply
@@ -140,7 +140,10 @@ class Confirmations:
         return epoch
 
     async def _count_confirming(self) -> tuple[int, int, int]:
-        """Ask until enough have confirmed or the time is over; return how many have, how many must, and the epoch."""
+        """Ask until enough replicas confirm or time runs out.
+
+        Return how many confirmed, how many must, and the epoch.
+        """
         loop = asyncio.get_running_loop()
         deadline, timeout_ms = loop.time() + CONFIRM_SECONDS, int(ASK_SECONDS * 1000)
         while True:

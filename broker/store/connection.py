@@ -5,9 +5,9 @@ batches, not for round trips. A blocking read (XREAD, XREADGROUP) uses a separat
 
 Holds: replies are matched to commands in the order sent. This module never resends a command, because a silent retry
 would append twice. A lost reply raises `OutcomeUnknown`: the caller repeats its idempotent call. If a server reports
-that it is no longer a primary, the connection and all made from it (`another`) resolve the name again and reconnect.
-They also reconnect after a refused login, and then read URL, password and certificates again from their files. With
-Sentinels, they reconnect as soon as these announce another primary.
+that it is no longer a primary, the connection and all connections made from it (`another`) resolve the name again and
+reconnect. They also reconnect after a refused login, and then read URL, password and certificates again from their
+files. With Sentinels, they reconnect as soon as these announce another primary.
 Does not: follow redirections of Redis Cluster (`broker.store.cluster` does, with one such connection to each node),
 subscribe, or decode: strings are returned as bytes.
 """
@@ -89,7 +89,7 @@ class Connection(Protocol):
 
     @property
     def connects(self) -> int:
-        """How often it has connected. A store can lose acknowledged writes only between two connections."""
+        """The number of connections made so far. A store can lose acknowledged writes only between two connections."""
         ...
 
     async def call(self, *command: Argument) -> Any:
@@ -151,7 +151,7 @@ class MultiplexedConnection:
         return self._endpoint.load_sentinels()
 
     async def _confirm(self, epoch: int, commands: Sequence[Sequence[Argument]], replies: Sequence[Any]) -> None:
-        """Wait for the confirmations that the store and the conversations demand of these calls, if any."""
+        """Wait for the confirmations that the store and the conversations demand for these calls, if any."""
         demands = {find_demand(command, reply) for command, reply in zip(commands, replies, strict=True)} - {None}
         if self._acks != "local" and any(command[0] not in READING for command in commands):
             demands.add(self._acks)
@@ -171,7 +171,7 @@ class MultiplexedConnection:
             await self._confirming[acks][0].confirm(epoch)
 
     async def call_with_epoch(self, commands: Sequence[Sequence[Argument]]) -> tuple[list[Any], int]:
-        """Do what `call_many` does, without a confirmation; return the server's epoch with the replies."""
+        """Like `call_many`, without a confirmation; also return the server's epoch."""
         wire = await self._usable_wire()
         replies = wire.send(*commands)
         if replies:
@@ -179,7 +179,7 @@ class MultiplexedConnection:
         return [self._check_reply(wire, reply.result()) for reply in replies], wire.epoch
 
     async def exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        """Do what `call_many` does for one node of a cluster: errors are returned in place of replies, not raised."""
+        """Like `call_many`, for one node of a cluster. Errors are returned in place of replies, not raised."""
         wire = await self._usable_wire()
         waiting = wire.send(*commands)
         await waiting[-1]
@@ -216,7 +216,10 @@ class MultiplexedConnection:
         await self._endpoint.check_primary(wire.place)
 
     def abort(self, error: Exception) -> None:
-        """End the socket: pending calls raise `OutcomeUnknown`, those that wait for it to open `StoreUnavailable`."""
+        """Close the socket.
+
+        Pending calls raise `OutcomeUnknown`; calls that wait for a connection raise `StoreUnavailable`.
+        """
         if self._connecting is not None:
             self._connecting.cancel()
         if self._wire is not None:
@@ -252,7 +255,7 @@ class MultiplexedConnection:
             raise (self._endpoint.to_outage(error) if is_logged_out else error) from None
 
     def _leave_if_unusable(self, wire: _Wire, reply: hiredis.ReplyError) -> bool:
-        """End a connection to a server that is no primary, or that has logged it out; return whether the latter."""
+        """Close a connection whose server is no primary or has logged it out; return whether it was logged out."""
         is_logged_out = str(reply).startswith("NOAUTH")
         if is_logged_out or str(reply).startswith(_DEMOTED):
             self._endpoint.abandon(wire.epoch)
@@ -418,8 +421,8 @@ class Endpoint:
         epoch: increases when the server turns out not to be a primary, or the name leads to another server. Connections
             of an earlier epoch are replaced, because the earlier server may keep answering from stale data.
         has_served: whether a login has succeeded. A later refusal is then treated as temporary.
-        replicas: how many replicas have to confirm a write: each that a Sentinel may promote; one without Sentinels.
-        acked_key: the key written before each confirmation; in a cluster, one that the node serves.
+        replicas: how many replicas must confirm a write: all that Sentinels may promote; one without Sentinels.
+        acked_key: the key written before each confirmation; the node of a cluster must serve it.
         is_node: whether it is a node of a cluster.
 
     Args:
@@ -462,7 +465,7 @@ class Endpoint:
             raise self.to_outage(error) from error
 
     def load_sentinels(self) -> tuple[SentinelUrl, ssl.SSLContext | None] | None:
-        """Return the Sentinels that the URL names, and how to reach them; None without."""
+        """Return the Sentinels that the URL names, and how to reach them; None if it names none."""
         address = self._address()
         return None if address.sentinels is None else (address.sentinels, address.ssl_context)
 
@@ -551,7 +554,7 @@ class Endpoint:
 
 
 class _Address:
-    """The address of a store and its connection handshake; with Sentinels, host and port are theirs to say.
+    """The address of a store and its connection handshake; Sentinels, if any, provide host and port.
 
     Reads a URL as redis-py does. An import of redis-py would take longer than a command that reads.
 
@@ -591,7 +594,7 @@ class _Address:
         """Check that the server that the Sentinels named is a primary, by its INFO.
 
         Raises:
-            StoreUnavailable: it is not, or not yet.
+            StoreUnavailable: it is not a primary, or not yet.
         """
         if self.sentinels is not None and isinstance(facts, bytes) and b"role:master" not in facts:
             raise StoreUnavailable(f"The server at {self.host}:{self.port} is not a primary yet.")
@@ -664,7 +667,7 @@ def make_missing_command(name: str, answer: str) -> StoreMisconfigured:
     """Return the error about a server without a command.
 
     Args:
-        answer: the server's words, as the rest of a sentence about it.
+        answer: the server's own words, which complete a sentence.
     """
     needs, remedy = "functions and streams", "Use Valkey, or Redis 7.0 or newer, itself"
     if name in ("WAIT", "WAITAOF"):

@@ -270,7 +270,7 @@ def _choose_socket_path(directory: Path) -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Create a folder that only this user can enter; raise if another user has created it."""
+    """Create a folder that only this user can enter; raise if another user owns it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -1,4 +1,4 @@
-"""Encryption of conversations at rest: a data key for each tenant, encrypted by a master key that the store never has.
+"""Encryption of conversations at rest: each tenant has a data key, encrypted by a master key that the store never has.
 
     master keys     DECKHANDS_MASTER_KEYS or its file: of every process that reads or writes conversations
     data keys       one for each tenant, random; the store has them encrypted by a master key
@@ -10,14 +10,15 @@ Holds:
     - Each encryption has a random nonce of 96 bits under a key of one conversation, so the limit of 2^32 encryptions
       with one key is out of reach. The kind of a text (event, snapshot, …) is authenticated with it, so texts cannot be
       exchanged.
-    - A deleted data key is unknown to every process within `FRESH_SECONDS`: each keeps a bounded number of them, and
+    - A deleted data key is unknown to every process within `FRESH_SECONDS`: each caches a bounded number of keys, and
       asks the store for the number of deletions before it uses one.
-    - A new master key changes the encrypted data keys alone, and never one that was deleted meanwhile.
+    - A new master key requires only the data keys to be encrypted again. A data key that was deleted meanwhile stays
+      deleted.
     - A record is authenticated with its id and its tenant. A program with write access to the store can delete a data
       key, but cannot exchange it for that of another tenant or for a known one.
 Does not: hide ids, times, sizes, states, tenants, labels and counts, which the functions and listings need; stop a
-program with write access to the store from removing events. A decrypted event stays in the memory of a process that has
-read it.
+program with write access to the store from removing events. Neither does it remove a decrypted event from the memory of
+a process that has read it.
 Keys: `deck:{0}:data_keys` (hash): `key:<id>` → an encrypted data key (JSON), `tenant:<name>` → the id of its key,
 `revision` → number of deletions. See data_keys.lua.
 """
@@ -70,8 +71,8 @@ class MasterKeys:
 
     Args:
         text: `ID:KEY`, separated by commas or line breaks.
-        path: a file with such a text. It is read again when it has changed and a new data key is encrypted, and for an
-            unknown id.
+        path: a file with such a text. It is read again if it has changed, when a data key is encrypted or an id is
+            unknown.
 
     Raises:
         UsageError: the text or the file cannot be used. The message contains no key.
@@ -94,7 +95,7 @@ class MasterKeys:
 
     @property
     def ids(self) -> list[str]:
-        """The ids; the first one is that of the key that encrypts new data keys."""
+        """The ids. The key with the first one encrypts new data keys."""
         return list(self._keys)
 
     def wrap(self, key_id: str, tenant: str, data_key: bytes) -> str:
@@ -110,8 +111,8 @@ class MasterKeys:
         """Return the tenant and the data key of a record.
 
         Raises:
-            DataLocked: this process does not have its master key, or another one under its id; or the record belongs
-                to another data key.
+            DataLocked: this process lacks its master key, has another key under that id, or the record belongs to
+                another data key.
             CorruptEntry: the record is damaged.
         """
         from cryptography.exceptions import InvalidTag
@@ -136,7 +137,7 @@ class MasterKeys:
             ) from error
 
     def matches(self, record: DataKeyRecord) -> bool:
-        """Return whether the master key that this process has under the record's id decrypts it."""
+        """Return whether this process has the record's master key, by id and content."""
         from cryptography.exceptions import InvalidTag
 
         master = self.find(record.master_id)
@@ -152,7 +153,7 @@ class MasterKeys:
         return self._keys.get(master_id)
 
     def _read_again(self) -> None:
-        """Read the file again; keep the known keys if it cannot be used: it may be only half written."""
+        """Read the file again; keep the known keys if it is invalid, because it may be only half written."""
         try:
             self._keys = self._read()
         except UsageError as error:
@@ -228,7 +229,7 @@ class Cipher:
 
     Args:
         key_id: the data key's id.
-        scope: what the data key is used for; each has its own key.
+        scope: the purpose of the cipher; each purpose has its own key.
     """
 
     __slots__ = ("_aead", "_key", "key_id")
@@ -239,7 +240,7 @@ class Cipher:
         self._aead = _make_aead(self._key)
 
     def encrypt(self, content: bytes, about: str) -> bytes:
-        """Encrypt content as what `about` says. The result starts with the id of the key."""
+        """Encrypt content, bound to its description `about`. The result starts with the id of the key."""
         nonce = os.urandom(NONCE_BYTES)
         sealed: bytes = self._aead.encrypt(nonce, content, about.encode())
         return self.key_id + nonce + sealed
@@ -248,7 +249,7 @@ class Cipher:
         """Decrypt content.
 
         Raises:
-            CorruptEntry: it was changed, or encrypted as something else or with another key.
+            CorruptEntry: it was changed, or encrypted with another description or key.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -270,7 +271,7 @@ class Cipher:
 
 @dataclass(frozen=True, slots=True)
 class ChangedCipher:
-    """The cipher that a conversation has instead of the one that was used; None if it is not encrypted."""
+    """The conversation's cipher, which is not the one that was used; None if it is not encrypted."""
 
     cipher: Cipher | None
 
@@ -296,9 +297,9 @@ class Encryption:
         return bool(self._masters)
 
     async def create_cipher(self, conversation_id: str, tenant: str) -> Cipher | None:
-        """Return the cipher for a new conversation, with the tenant's key, which is made if needed; None if it is off.
+        """Return the cipher for a new conversation; None if encryption is off. Creates the tenant's key if needed.
 
-        It is not that of a conversation that has the id already: call `remember` when the conversation was created.
+        A conversation that already exists under the id may have another one: call `remember` after the creation.
 
         Raises:
             DataLocked: the store encrypts new conversations, and this process has no master key.
@@ -325,7 +326,7 @@ class Encryption:
     async def find_cipher(self, conversation_id: str) -> Cipher | None:
         """Return the cipher of an existing conversation; None if it is not encrypted.
 
-        Also None if this process has no master key: the store refuses what it writes to an encrypted one.
+        Also None if this process has no master key; the store then refuses its writes to an encrypted conversation.
 
         Raises:
             DataLocked: its key was deleted, or is under another master key.
@@ -346,8 +347,7 @@ class Encryption:
     async def find_cipher_of(self, conversation_id: str, key_id: bytes | None) -> Cipher | None:
         """Return the cipher of a conversation for one of its entries.
 
-        It is that of the index, whatever the entry claims: an entry that is not encrypted does not belong in an
-        encrypted conversation.
+        The index decides, whatever the entry claims: a plain entry does not belong in an encrypted conversation.
 
         Args:
             key_id: the key that the entry names; None: it is not encrypted.
@@ -367,12 +367,12 @@ class Encryption:
         return cipher
 
     async def find_changed_cipher(self, conversation_id: str, used: Cipher | None) -> ChangedCipher | None:
-        """Return the cipher of an existing conversation if it is another one than `used`; None if it is the same.
+        """Return the cipher of an existing conversation if it differs from `used`; else None.
 
-        Asks the store, whatever this process remembers: another conversation may have the id now.
+        Asks the store and ignores the cache, because another conversation may have the id now.
 
         Raises:
-            DataLocked: this process has no master key, or not that of the data key, or the data key was deleted.
+            DataLocked: this process lacks the master key of the data key, or the data key was deleted.
         """
         meta = (await self._store.locate(conversation_id)).meta
         last_id, key_id = await self._store.call("HMGET", meta, "last_id", "data_key")
@@ -382,10 +382,10 @@ class Encryption:
         return ChangedCipher(None if key_id is None else await self.load_cipher(conversation_id, key_id))
 
     async def load_cipher(self, conversation_id: str, sealed: bytes) -> Cipher:
-        """Return the cipher that decrypts something of a conversation, by the key id at its start.
+        """Return the cipher for encrypted data of a conversation, by the key id at the start of the data.
 
         Raises:
-            DataLocked: this process has no master key, or not that of the data key, or the data key was deleted.
+            DataLocked: this process lacks the master key of the data key, or the data key was deleted.
         """
         if not self.is_on:
             raise DataLocked(
@@ -410,15 +410,15 @@ class Encryption:
         return None if cipher is None else await self.load_tenant_cipher(cipher.key_id, scope)
 
     async def load_tenant_cipher(self, sealed: bytes, scope: str) -> Cipher:
-        """Return the cipher of a tenant for one purpose, by the key id at the start; see `load_cipher`."""
+        """Return the cipher of a tenant for one purpose, by the key id at the start of the data; see `load_cipher`."""
         return await self.load_cipher(f"all {scope}", sealed)
 
     def forget_cipher(self, conversation_id: str) -> None:
-        """Look up the cipher of a conversation again: another one may have its id now."""
+        """Forget the cached cipher, because another conversation may have the id now."""
         self._ciphers.pop(conversation_id, None)
 
     async def decrypt_fields(self, conversation_ids: Sequence[str], rows: Sequence[dict[bytes, bytes]]) -> None:
-        """Decrypt `ENCRYPTED_FIELDS` of rows of the index in place; one that cannot be decrypted here is empty."""
+        """Decrypt `ENCRYPTED_FIELDS` of index rows in place; a field that cannot be decrypted becomes empty."""
         for conversation_id, row in zip(conversation_ids, rows, strict=True):
             if b"data_key" not in row:
                 continue
@@ -447,7 +447,7 @@ class Encryption:
         return sorted(found, key=lambda record: (record.tenant, record.key_id))
 
     async def check_masters(self) -> None:
-        """Decrypt one data key of each master key that this process has.
+        """Check each master key of this process by decrypting one of its data keys.
 
         Raises:
             StoreMisconfigured: another process has another key under the same id.
@@ -466,11 +466,10 @@ class Encryption:
                 )
 
     async def rotate(self) -> int:
-        """Encrypt every data key with the first master key; return how many were not. Repeat it after a failure.
+        """Encrypt every data key with the first master key; return how many were changed. Repeat it after a failure.
 
         Raises:
-            DataLocked: data keys are damaged, or under a master key that this process does not have. All others were
-                changed.
+            DataLocked: some data keys are damaged, or their master key is unknown here. All others were changed.
         """
         if not self.is_on:
             raise DataLocked("This process has no master key.", remedy=f"Set {SETTINGS}.")
@@ -499,7 +498,7 @@ class Encryption:
         return changed
 
     async def delete_key(self, tenant: str) -> bool:
-        """Delete a tenant's data key: nothing that it encrypted can be read any more. Return whether there was one.
+        """Delete a tenant's data key: all data encrypted with it becomes unreadable. Return whether there was one.
 
         Idempotent. Needs no master key. A new conversation of the tenant gets a new key.
         """
@@ -577,7 +576,7 @@ def _make_aead(key: bytes) -> Any:
 
 
 def _unseal(record: DataKeyRecord, master: bytes) -> bytes:
-    """Decrypt the data key of a record; raises InvalidTag or ValueError if it is not encrypted with this master key."""
+    """Decrypt the data key of a record; raises InvalidTag or ValueError if another master key encrypted it."""
     nonce, sealed = record.sealed[:NONCE_BYTES], record.sealed[NONCE_BYTES:]
     found: bytes = _make_aead(master).decrypt(nonce, sealed, _describe_data_key(record.key_id, record.tenant))
     return found

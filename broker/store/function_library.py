@@ -1,15 +1,15 @@
 """The function library of the store: its source, its version, and how it is deployed.
 
-The version of the functions is the hash of their source and an order: `VERSIONS` has a line for each. A test makes
-every change of the Lua add a line with a higher one, which also says which workers the functions still serve.
+The version of the functions is the hash of their source and an order: `VERSIONS` has a line for each. A test requires a
+new line with a higher order for every change of the Lua. The line also defines which workers the functions still serve.
 
-Holds: functions are replaced only by a version that is known and newer, and not while a live worker runs that the new
-ones do not serve. Only workers and `deckhands setup` deploy; a client deploys into a store that has no functions at
-all, with its first write. A worker whose functions are replaced by ones that do not serve it hands back and stops;
-`deck_now` and `deck_leave` keep their arguments for ever, so it always can.
-An announcement ends by itself: a setup that is killed stops workers for a limited time only. After a rollback, newer
-workers wait instead of loading their functions again, until an operator runs `setup` or `upgrade` of their version.
-Does not: deploy twice in the same millisecond: start two versions one after the other.
+Holds: functions are replaced only by a known, newer version, and only if that version serves all live workers. Only
+workers and `deckhands setup` deploy; a client deploys, with its first write, only into a store without functions. If
+the new functions do not serve a worker, it hands back its work and stops. It always can, because `deck_now` and
+`deck_leave` never change their arguments. An announcement expires, so a killed setup stops workers for a limited time
+only. After a rollback, newer workers wait instead of loading their functions again, until an operator runs `setup` or
+`upgrade` of their version.
+Does not: order two versions that are deployed in the same millisecond. Start them one after the other.
 Keys: the fields `functions`, `functions:announced`, `functions:announced_until` (seconds of
 the server's clock) and `functions:held` (the version of a rollback) of `deck:store`; reads the workers of shard 0.
 """
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def build_source() -> str:
-    """Return the source of the function library: every Lua file as a module, which others get by `require`."""
+    """Return the source of the function library: every Lua file as a module that others load by `require`."""
     files = {
         f"{folder}/{file.name.removesuffix('.lua')}": file.read_text(encoding="utf-8")
         for folder in FOLDERS
@@ -82,7 +82,8 @@ class FunctionsVersion:
     """A version of the functions.
 
     Attributes:
-        order: newer versions have a higher one; `UNKNOWN_ORDER`: a build whose Lua is not in `VERSIONS`, or no version.
+        order: newer versions have a higher one; `UNKNOWN_ORDER`: the Lua of the build is not in `VERSIONS`, or there is
+            no version.
         code: identifies the source.
         oldest: the lowest order of the workers that these functions serve.
     """
@@ -100,7 +101,7 @@ class FunctionsVersion:
 
     @property
     def stamp(self) -> str:
-        """How the store and the workers keep it."""
+        """The version as the store and the workers record it."""
         return f"{self.order}:{self.code}:{self.oldest}"
 
     def serves(self, caller: FunctionsVersion) -> bool:
@@ -138,7 +139,7 @@ def find_refusal(stamp: str, announced: str = "") -> StoreTooNew | FunctionsTooO
 
     Args:
         stamp: the field `functions` of the store.
-        announced: the field `functions:announced`: the version that is about to replace it.
+        announced: the field `functions:announced`: the version that will soon replace it.
     """
     own = own_version()
     for text in (stamp, announced):
@@ -162,11 +163,11 @@ def find_refusal(stamp: str, announced: str = "") -> StoreTooNew | FunctionsTooO
 
 
 class StoreFunctions:
-    """The functions of a store as one process last saw them, and whether it may call them.
+    """The latest known functions of a store, and whether this process may call them.
 
     Args:
-        facts: the fields of `deck:store`; None: nothing is checked.
-        is_worker: whether this process has deployed them and looks at each beat; otherwise it is a client.
+        facts: the fields of `deck:store`; None to check nothing.
+        is_worker: whether this process is a worker: it has deployed the functions and checks them at each beat.
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None, *, is_worker: bool = True, now: float = 0.0) -> None:
@@ -175,7 +176,7 @@ class StoreFunctions:
         self._checked = now if not self._announced else -math.inf  # it may have ended
 
     async def require(self, connection: Connection, clock: Clock) -> None:
-        """Check before a call that writes; a client deploys into a store that has no functions yet.
+        """Check the functions before a call that writes. A client deploys them if the store has none.
 
         Raises:
             StoreTooNew, FunctionsTooOld: this client may not call them.
@@ -194,14 +195,14 @@ class StoreFunctions:
             raise refused
 
     async def check(self, connection: Connection) -> None:
-        """Look again; raises what `compare` does."""
+        """Read the fields of the store and compare them; raises the errors of `compare`."""
         (_, *facts, _), time = await connection.call_many([READ_FACTS, ("TIME",)])
         self.compare(*facts, time=time)
 
     def compare(
         self, stamp: bytes | None, announced: bytes | None, until: bytes | None, *, time: Sequence[bytes]
     ) -> None:
-        """Check the fields of the store, at the time that its server said.
+        """Check the fields of the store, at its server's time.
 
         Raises:
             FunctionsReplaced: this worker may not call the functions any more.
@@ -222,7 +223,7 @@ class UpgradePlan:
     Attributes:
         effect: `none`: the store has these functions; `load`: it has none; `upgrade`: they replace older ones;
             `roll_back`: they replace newer ones; `use_newer`: the newer ones stay, and serve this version; `refuse`:
-            they stay, and do not serve it, or one of the two versions is in no table.
+            the newer ones stay and do not serve this version, or one of the two versions is unknown.
         there: the version in the store.
         stopping: the live workers that would have to stop, each with its version.
         is_held: newer workers do not load their functions, because the store was rolled back.
@@ -266,10 +267,10 @@ async def deploy(
     Idempotent.
 
     Args:
-        stop_seconds: ask the workers that the new functions do not serve to hand back and stop, and wait so long; 0:
-            do not ask them.
-        is_setup: an operator wants this version: if the store has it, withdraw the announcement of any other.
-        rolls_back: an operator wants this version in place of a newer one, which is then held back.
+        stop_seconds: how long to wait for workers that the new functions do not serve, after asking them to stop; 0: do
+            not ask them.
+        is_setup: an operator chose this version: if the store has it, withdraw the announcement of any other.
+        rolls_back: an operator chose this version in place of a newer one, which is then not deployed again.
 
     Returns:
         The version that the store has now.
@@ -340,7 +341,7 @@ def _hold(version: FunctionsVersion, *, is_held: bool) -> tuple[str, ...]:
 
 
 async def _stop_workers(connection: Connection, own: FunctionsVersion, stop_seconds: float) -> list[str]:
-    """Ask workers to stop, and return those that run after so many seconds."""
+    """Ask workers to stop, and return those that still run after `seconds`."""
     users = await _find_unserved_workers(connection, own)
     if not users or not stop_seconds:
         return users
@@ -385,5 +386,5 @@ async def _find_unserved_workers(connection: Connection, own: FunctionsVersion) 
 
 
 def _parse_number(text: str) -> int:
-    """Return a number of a stamp; 0: it is none."""
+    """Parse a number of a stamp; 0 if it is not a number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < MAX_DIGITS else 0

@@ -1,9 +1,9 @@
-"""Reads from the store that bear surprises: streams as one consumer of a group, and values of any type.
+"""Robust reads from the store: streams as one consumer of a group, and values that may have a wrong type.
 
 Holds: an entry delivered to this consumer reaches its caller even if the reply was lost. After a lost reply or an
 outage, the consumer first reads its pending entries again. An entry may therefore arrive twice, and the caller must
 claim before it acts. In a tolerant read, unusable values count as missing: a key of the wrong type affects no other
-reply. Its calls are not retried while the store is away.
+reply. It is not retried while the store is unavailable.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""In which shard a conversation is, after the number of shards was raised.
+"""Finds the shard of a conversation, also after the number of shards was raised.
 
-Raising the number moves nothing. The store keeps every number it has had, such as `1,4`: a conversation that existed
-stays in the shard that the earlier number gave it, and a new one goes to the shard of the latest number. Where the
-numbers give different shards, a look at the store decides, once for each conversation and process.
+Raising the number moves nothing. The store keeps every number it has had, such as `1,4`: an existing conversation stays
+in the shard that an earlier number gave it, and a new one goes to the shard of the latest number. If the numbers give
+different shards, the store is asked, once for each conversation and process.
 
-Holds: no process forgets a number that it has seen, and a worker writes those back that a store has lost in a
-fail-over, if it may. A conversation that is missing where it was found is looked for again. A process sees a higher
+Holds: no process forgets a number that it has seen. A worker with the right to do so restores numbers that the store
+has lost in a fail-over. A conversation that is no longer where it was found is searched again. A process sees a higher
 number at its next call after `REFRESH_SECONDS`, a worker at its next heartbeat. State that belongs to a name (a quota,
 a budget, a schedule, a webhook) stays in the shard of the first number.
 Keys: the field `shards` of `deck:store`; the field `shards` of `deck:{k}:clock`: the least number that a process must
@@ -57,7 +57,7 @@ class ShardLayout:
         return self.numbers[-1]
 
     def update(self, numbers: tuple[int, ...]) -> None:
-        """Add the numbers that the store has. It may have lost some in a fail-over, which stay known here."""
+        """Add the numbers in the store. Known numbers stay known, even if the store has lost them in a fail-over."""
         merged = tuple(sorted({*self.numbers, *numbers}))
         if len(merged) <= MAX_NUMBERS:
             self.numbers = merged
@@ -83,7 +83,7 @@ class ShardLayout:
         self._put(self._found, keys.conversation_id, keys.shard)
 
     def guess(self, conversation_id: str, named_by: ShardKeys | None = None) -> ConversationKeys:
-        """Return the keys of a conversation that does not exist: in the shard that named it, or else a new one's.
+        """Return the keys of a conversation that does not exist: in the shard that named it, or in that for a new one.
 
         Args:
             named_by: the shard that names it now, which is remembered.
@@ -95,11 +95,11 @@ class ShardLayout:
         return ConversationKeys(found if found in shards else shards[0], conversation_id)
 
     def plan(self, keys: ConversationKeys) -> None:
-        """Remember where a conversation is to be created, for data that is stored earlier; see `guess`."""
+        """Choose and remember the shard of a new conversation, for data stored before its creation; see `guess`."""
         self._put(self._named, keys.conversation_id, keys.shard)
 
     def forget(self, conversation_id: str) -> None:
-        """Forget where a conversation was, because it may not exist any more."""
+        """Forget the shard of a conversation, because it may have been deleted."""
         self._found.pop(conversation_id, None)
         self._named.pop(conversation_id, None)
 

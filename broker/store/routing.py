@@ -1,12 +1,12 @@
-"""Which node of a Redis Cluster serves a command: URLs of clusters, slots of keys, keys of commands.
+"""Routing in a Redis Cluster: URLs of clusters, slots of keys, keys of commands.
 
     redis+cluster://user:password@host1:6379,host2:6379     rediss+cluster:// with TLS
 
-The hosts are any nodes; the others are learnt from them. User, password and TLS options are those of all nodes.
+The hosts are any nodes; the others are learnt from them. User, password and TLS options apply to all nodes.
 
 Holds: the slot of a key is CRC-16 (XMODEM) of its hash tag, or of the whole key without one, modulo 16,384.
-Does not: know every command. It knows those that Deckhands sends; for others, the first argument is taken as the key.
-Source: the Redis Cluster specification.
+Does not: know every command. It knows the commands that Deckhands sends; for any other, it takes the first argument as
+the key. Source: the Redis Cluster specification.
 """
 
 from __future__ import annotations

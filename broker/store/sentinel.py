@@ -5,8 +5,8 @@
 `name` is the service that the Sentinels monitor; user, password, database and TLS options are those of its servers. The
 Sentinels' own login is in the options `sentinel_username` and `sentinel_password`.
 
-Holds: an address is used only if its server says that it is a primary. A Sentinel is believed about the address alone.
-A change that a Sentinel announces is followed at once, without waiting for a call to fail.
+Holds: an address is used only if its server says that it is a primary. A Sentinel is trusted only for the address. A
+change that a Sentinel announces is followed at once, without waiting for a call to fail.
 Does not: discover further Sentinels; name three of them, on different machines.
 Source: the Sentinel client specification of Redis.
 """
@@ -114,8 +114,8 @@ async def find_primary(url: SentinelUrl, context: ssl.SSLContext | None = None, 
     """Return the primary, from the first Sentinel that knows it.
 
     Args:
-        turn: which Sentinel is asked first. Use another one after an address that did not serve: a Sentinel may have
-            missed a fail-over.
+        turn: which Sentinel is asked first. Use another turn if the address did not work, because that Sentinel may
+            have missed a fail-over.
 
     Raises:
         StoreUnavailable: no Sentinel answers, or they know no primary of this name.
@@ -163,7 +163,7 @@ class NamedPrimary:
 async def find_latest_primary(url: SentinelUrl, context: ssl.SSLContext | None = None) -> NamedPrimary:
     """Return the primary of the latest fail-over that a majority of the Sentinels knows.
 
-    One that has just started may name a primary that was replaced while it was away.
+    A Sentinel that has just started may name a primary that was replaced meanwhile.
 
     Raises:
         StoreUnavailable: no majority answers and knows a primary of this name, or a fail-over is in progress.
@@ -184,7 +184,7 @@ async def check_primary(url: SentinelUrl, place: Host, context: ssl.SSLContext |
     """Check that a majority of the Sentinels names this server, and that none of them is replacing it.
 
     Raises:
-        StoreUnavailable: it is replaced, or may be.
+        StoreUnavailable: it is or may be replaced.
     """
     views, _ = await _ask_all(url, context)
     if any(view.is_failing_over and view.before == place for view in views):
@@ -199,7 +199,7 @@ class _View:
 
     Attributes:
         named: the primary.
-        before: the same, but for the Sentinel that leads a fail-over the one that is replaced, until it has ended.
+        before: the same; but while this Sentinel leads a fail-over, the primary that is being replaced.
         epoch: the number of the latest fail-over that it knows.
         replicas: how many replicas it knows.
         is_failing_over: it leads a fail-over.
@@ -213,7 +213,7 @@ class _View:
 
 
 async def _ask_all(url: SentinelUrl, context: ssl.SSLContext | None) -> tuple[list[_View], list[str]]:
-    """Return what each Sentinel says, and why the others say nothing."""
+    """Return the views of the Sentinels that answer, and the errors of the others."""
     views = []
     causes = []
     for sentinel in url.sentinels:
@@ -238,11 +238,12 @@ async def _ask_all(url: SentinelUrl, context: ssl.SSLContext | None) -> tuple[li
 
 
 async def order_fail_over(url: SentinelUrl, context: ssl.SSLContext | None = None) -> None:
-    """Let the Sentinels promote a replica, although the primary lives; returns when one of them has taken the order.
+    """Let the Sentinels replace a live primary by a replica; return once one of them has accepted the order.
 
     Raises:
         StoreUnavailable: no Sentinel answers.
-        StoreMisconfigured: it refuses: the login, or a fail-over that is in progress or has no replica.
+        StoreMisconfigured: it refuses the login, or the fail-over because another one is in progress or there is no
+            replica.
     """
     for sentinel in url.sentinels:
         with suppress(OSError, TimeoutError):
@@ -259,12 +260,12 @@ async def follow_switches(
 ) -> None:
     """Call functions at each change of the primary or its replicas, and after each interruption, forever.
 
-    One Sentinel is listened to at a time; when it ends, the next one.
+    It listens to one Sentinel at a time, and to the next one if that connection ends.
 
     Args:
         load: returns the URL and the TLS context, which may have changed since the last attempt.
         on_switch: gets the address of another primary at once.
-        on_change: gets what a Sentinel says after any change.
+        on_change: is called with a Sentinel's view after any change.
     """
     turn = 0
     while True:
@@ -375,7 +376,7 @@ def _read_flags(replica: list[bytes]) -> set[bytes]:
 
 
 def parse_hosts(netloc: str, default_port: int) -> tuple[tuple[Host, ...], str]:
-    """Return the hosts of a URL that names several, and its login with the first one; none and empty without a host.
+    """Return the hosts of a URL that names several, and the login before the first one; both are empty without a host.
 
     Raises:
         ValueError: one of them is not a host, with or without a port.

@@ -1,7 +1,7 @@
 """Checks of a store server by its INFO: known vulnerabilities of its version, and a missing append-only file.
 
 Facts: the advisories of Redis and Valkey for CVE-2025-49844 (with -46817, -46818 and -46819; older ones, such as
-CVE-2024-31449, -46981 and CVE-2025-21605, were fixed before in every branch), and Redis' for CVE-2026-23479.
+CVE-2024-31449, -46981 and CVE-2025-21605, were fixed earlier in every branch), and Redis' for CVE-2026-23479.
 
 Holds: a version is certainly vulnerable only if no vendor is known to ship it with a backported fix.
 Does not: know later vulnerabilities; run the newest release of a branch. It also does not check how often the server

@@ -1,7 +1,7 @@
-"""What an operator may do to the servers of a store: replace a primary, and close the connections of a process.
+"""An operator's actions on the servers of a store: replace a primary, and close the connections of a process.
 
-Both need the rights of an administrator. A process names its connections (`make_connection_name`), and any client may
-take any name: it can have its own connections closed, and no others.
+Both need the rights of an administrator. A process names its connections (`make_connection_name`). A client may choose
+any name, but that affects only its own connections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CLIENT = re.compile(r"(?:^|\s)(id|addr|name)=(\S*)")
 
 
 async def replace_primary(connection: Connection, *, share: float) -> str:
-    """Promote a replica, although its primary lives, and return what is being promoted.
+    """Replace a live primary by a replica, and return the replica that is being promoted.
 
     Args:
         share: chooses one of a cluster's primaries; from 0 (inclusive) to 1 (exclusive).

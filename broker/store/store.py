@@ -100,7 +100,7 @@ class Outage:
         self._waiting += 1
 
     def record_failure(self, clock: Clock, error: Exception) -> None:
-        """Record that the repeated call has failed, too."""
+        """Record that the repeated call has failed as well."""
         if not self._is_logged and clock.monotonic() - self._started >= LOGGED_AFTER_SECONDS:
             self._is_logged = True
             _log.warning("the store is unavailable, conversations wait: %s", error)
@@ -134,7 +134,7 @@ class Store:
     Attributes:
         connection: the process's multiplexed connection.
         layout: how many shards the store has and had, and where conversations are.
-        generation: created with the store; a different one means another (or an emptied) store.
+        generation: created with the store; a different value means another store, or an emptied one.
         clock: the shared time of all workers of this store; in other processes, the machine's time.
         patience_seconds: how long to repeat an idempotent call while the store does not answer; None for no limit.
         outage: logs outages.
@@ -174,10 +174,10 @@ class Store:
         return Encryption(self, self.masters, is_required=self.is_encrypted)
 
     def known_keys(self, conversation_id: str) -> ConversationKeys:
-        """Return the keys of a conversation whose place is known without a look at the store; see `locate`.
+        """Return the keys of a conversation, if its shard is known without asking the store; see `locate`.
 
         Raises:
-            LookupError: only the store can tell, because the number of shards was raised.
+            LookupError: the store must be asked, because the number of shards was raised.
         """
         if (found := self.layout.find(conversation_id)) is None:
             raise LookupError(f"Only `locate` finds the conversation {conversation_id!r} of a store with more shards.")
@@ -187,7 +187,7 @@ class Store:
         """Return the keys of a conversation. Asks the store only if the number of shards was raised.
 
         Args:
-            seen_in: the shard that named it, which is believed if the conversation does not exist: it was deleted, or
+            seen_in: the shard that named it. It is used if the conversation does not exist, because it was deleted or
                 only its caller was stored.
         """
         await self.refresh(max_age_seconds=REFRESH_SECONDS)
@@ -206,7 +206,7 @@ class Store:
         return [known[cid] or self.layout.guess(cid) for cid in conversation_ids]
 
     async def _look_up(self, conversation_ids: Sequence[str]) -> dict[str, ConversationKeys | None]:
-        """Find conversations, and remember where they are; None for one that does not exist."""
+        """Find the shards of conversations and remember them; None for one that does not exist."""
         places = [ConversationKeys(one, cid) for cid in conversation_ids for one in self.layout.list_shards(cid)]
         found = await self._find_created(places)
         located: dict[str, ConversationKeys | None] = dict.fromkeys(conversation_ids)
@@ -217,7 +217,7 @@ class Store:
         return located
 
     async def _find_created(self, places: Sequence[ConversationKeys]) -> list[Any]:
-        """Return for each place whether a conversation was created there; a key of another type is none."""
+        """Return for each place whether a conversation exists there. A key of another type is not a conversation."""
         commands = [("HEXISTS", one.meta, "last_id") for one in places]
         try:
             return await self.call_many(commands)
@@ -227,7 +227,7 @@ class Store:
             return [False] if len(places) == 1 else [(await self._find_created([one]))[0] for one in places]
 
     async def has_moved(self, names: ConversationKeys) -> bool:
-        """Return whether a conversation that is missing here is elsewhere: it was deleted and created again."""
+        """Return whether a conversation that is missing here was created again in another shard."""
         if len(self.layout.numbers) == 1:
             return False
         self.layout.forget(names.conversation_id)
@@ -236,7 +236,7 @@ class Store:
     async def place(self, conversation_id: str) -> ConversationKeys:
         """Return the keys of a conversation that is to be created; those of the existing one if it exists.
 
-        Processes that know fewer shards cannot create it elsewhere afterwards: see `deck_place`.
+        Afterwards, a process that knows fewer shards cannot create it in another one; see `deck_place`.
         """
         self.layout.forget(conversation_id)
         shards = self.layout.list_shards(conversation_id)
@@ -250,7 +250,7 @@ class Store:
         return found
 
     async def refresh(self, *, max_age_seconds: float = 0.0) -> None:
-        """Read how many shards the store has, unless this process has read it as recently as that."""
+        """Read the number of shards, unless it was read within `max_age_seconds`."""
         if self.clock.monotonic() - self._refreshed[0] < max_age_seconds:
             return
         self._refreshed[0] = self.clock.monotonic()  # the calls of the meantime rely on what is known
@@ -267,9 +267,10 @@ class Store:
             self.layout.update(parse_numbers((found or b"").decode(errors="backslashreplace")))
 
     async def repair_layout(self, found: bytes | None) -> None:
-        """Write the numbers of shards back that a store has lost in a fail-over, as `compare_layout` has read it.
+        """Restore the numbers of shards that the store has lost in a fail-over, as found by `compare_layout`.
 
-        Does not: write without the right to. Then `raise_shards` takes the number from the facts of the workers.
+        Does nothing if this process may not write them. Then `raise_shards` reads the number from the facts of the
+        workers.
         """
         text, known = (found or b"").decode(errors="backslashreplace"), ",".join(map(str, self.layout.numbers))
         with suppress(ValueError, StoreRefused, StoreMisconfigured):
@@ -279,12 +280,12 @@ class Store:
                 self._may_repair[0] = True
 
     async def repeat_if_raised(self, conversation_id: str, create: Callable[[int], Awaitable[T]]) -> T:
-        """Create a conversation, and once more if the number of shards is raised meanwhile.
+        """Create a conversation; repeat it if the number of shards is raised meanwhile.
 
-        It is placed first, so `create` stores everything in the conversation's shard.
+        The shard is chosen first, so `create` stores everything in it.
 
         Args:
-            create: stores what belongs to the conversation, and then creates it with this number of shards.
+            create: stores the conversation's data, and then creates it with this number of shards.
         """
         for _ in range(MAX_RAISES):
             await self.refresh(max_age_seconds=REFRESH_SECONDS)
@@ -305,7 +306,7 @@ class Store:
         return ShardKeys(keys.shard_of(name, self.layout.numbers[0]))
 
     async def load_shards(self) -> list[ShardKeys]:
-        """Return the keys of each shard, also of those that were added lately; see `refresh`."""
+        """Return the keys of each shard, including recently added ones; see `refresh`."""
         await self.refresh(max_age_seconds=REFRESH_SECONDS)
         return self.all_shards
 
@@ -417,7 +418,7 @@ async def open_store(
     Raises:
         StoreUnavailable: cannot connect.
         StoreMisconfigured: the server is too old, vulnerable or evicts keys, or it refuses the login; or the store
-            encrypts conversations, and this worker has no master key, or another one under an id.
+            encrypts conversations, and this worker has no master key, or a wrong one.
         StoreTooNew: a newer version of Deckhands wrote the store, or its functions no longer serve this version.
         FunctionsTooOld: its functions are older and are kept for now, see `deploy`.
     """
@@ -473,7 +474,7 @@ async def open_store(
 
 
 async def load_server_facts(connection: Connection) -> dict[str, str]:
-    """Return the fields of the server's INFO; of a cluster, those of one node."""
+    """Return the fields of the server's INFO; for a cluster, the fields of one node."""
     return (await load_all_server_facts(connection))[0]
 
 
@@ -514,7 +515,7 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
 
 
 async def _check_server(connection: Connection, acks: Acks) -> tuple[str, ...]:
-    """Raise if the server, or a primary of the cluster, cannot be used; else return warnings, each once."""
+    """Check the server, or each primary of the cluster, and return warnings without duplicates."""
     each, known = await asyncio.gather(  # one round trip
         load_all_server_facts(connection), _require_commands(connection, acks), return_exceptions=True
     )
@@ -528,7 +529,10 @@ async def _check_server(connection: Connection, acks: Acks) -> tuple[str, ...]:
 
 
 async def _require_commands(connection: Connection, acks: Acks) -> None:
-    """Raise StoreMisconfigured if the server says that it lacks a command; a server that does not say is trusted."""
+    """Raise StoreMisconfigured if the server lacks a command.
+
+    A server that does not report its commands is trusted.
+    """
     confirming = {"local": (), "disk": ("WAITAOF",), "replica": ("WAIT",)}[acks]
     needed = (*NEEDED_COMMANDS, *confirming)
     try:

@@ -323,7 +323,7 @@ def _exists(keys: Keyspace, args: Arguments) -> int:
 
 
 def _pexpire(keys: Keyspace, args: Arguments) -> int:
-    """Set when a key expires; the option XX, of a key that does already, is not looked at."""
+    """Set when a key expires; the option XX is ignored."""
     if args[0] not in keys.values:
         return 0
     keys.expires[args[0]] = keys.now_ms() + int(args[1])

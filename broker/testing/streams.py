@@ -311,7 +311,7 @@ def _xautoclaim(keys: Keyspace, args: Arguments) -> list[Any]:
 
 
 def _claim(stream: Stream, group: ConsumerGroup, entry_id: Id, consumer: bytes, now_ms: int, *, idle_ms: int) -> bool:
-    """Make a pending entry that of another consumer; return whether it was idle for so long and still exists."""
+    """Give a pending entry to another consumer; return whether it was idle long enough and still exists."""
     group.consumers[consumer] = None
     item = group.pending.get(entry_id)
     if item is not None and entry_id not in stream.fields:
@@ -325,7 +325,7 @@ def _claim(stream: Stream, group: ConsumerGroup, entry_id: Id, consumer: bytes, 
 
 
 def _parse_start(text: bytes) -> Id:
-    """Parse the first id of a range; after `(`, the range begins behind it."""
+    """Parse the first id of a range; after `(`, the range excludes it."""
     return _next(parse_id(text[1:])) if text.startswith(b"(") else parse_id(text)
 
 

@@ -2,7 +2,7 @@
 
 Holds: no text crashes the process. The grammar's own scanner looks characters up in a table of the C library, and reads
 beyond its end for characters of high planes. Bash treats all characters beyond ASCII as parts of words, so each is
-replaced by one ASCII character.
+replaced by one ASCII character before parsing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_PIPES = 2_000
 def parse_bash(text: str) -> tree_sitter.Node | None:
     """Return the root of the tree. Its positions count the characters of the text.
 
-    In the texts of nodes, each character beyond ASCII is replaced by DEL, because they are only compared with ASCII.
+    In the texts of nodes, DEL replaces each character beyond ASCII; callers compare these texts only with ASCII.
 
     Returns:
         None if there are more than `MAX_PIPES` pipes.

@@ -150,7 +150,7 @@ class _Calls:
     async def _load_state(
         self, sender: TaskSender, task_id: str, deadline: float, *, is_ended: bool = False
     ) -> SentTaskState | None:
-        """Return the state of a task; None if it cannot be had by the deadline.
+        """Return the state of a task; None if it is unavailable until the deadline.
 
         Args:
             is_ended: wait for the end of the task.
@@ -176,7 +176,7 @@ class _Calls:
             raise ToolFailed(text, remedy="It may have taken effect: check before you repeat it.") from error
 
     async def _revoke(self, sender: TaskSender, task_id: str) -> None:
-        """Revoke a task if its broker can be reached; otherwise it runs, as a task that has started would."""
+        """Revoke a task if its broker can be reached; otherwise the task may run."""
         try:
             await asyncio.to_thread(sender.revoke, task_id, may_terminate=self._may_terminate)
         except sender.connection_errors as error:

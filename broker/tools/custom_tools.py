@@ -66,10 +66,10 @@ class ToolContext:
 
 
 def make_idempotency_key(conversation_id: str, action_id: int, fingerprint: str) -> str:
-    """Return the key of an action, under which tools of every kind can take effect once.
+    """Return an action's idempotency key, with which tools of every kind can avoid a second effect.
 
-    The same action has the same key at every attempt, and no other action has it: not even one with the same number,
-    after the store has lost the first. It names the action and proves nothing: an agent may choose any key.
+    Every attempt of an action has the same key, and no other action has it, not even one with the same number after the
+    store lost the first. The key proves nothing, because an agent may choose any key.
     """
     call = f"{conversation_id}-{action_id}"
     return f"{call}-{fingerprint}" if fingerprint else call
@@ -163,8 +163,8 @@ def custom_tool(
 def import_tool(name: str) -> Any:
     """Return the object that `module:attribute` names, for a tool worker.
 
-    A script that defines tools is imported like every module. If it starts a conversation at its top level, that
-    conversation would start workers that import the script again, without end; see `refuse_while_importing`.
+    A script that defines tools is imported like every module. A conversation started at its top level would start
+    workers that import the script again, without end; see `refuse_while_importing`.
     """
     module, _, attribute = name.partition(":")
     token = _importing.set(module)
@@ -191,7 +191,7 @@ def refuse_while_importing() -> None:
 
 
 def as_custom_tool(found: Any) -> CustomTool:
-    """Convert the object of an entry point to a tool: a `CustomTool`, or a function or class that can be one.
+    """Convert the object of an entry point to a tool: a `CustomTool`, or a suitable function or class.
 
     Raises:
         UsageError: it cannot be a tool.

@@ -4,7 +4,7 @@
         "issues": {"url": "https://mcp.example.com/mcp", "headers": {"Authorization": "Bearer ${ISSUES_TOKEN}"}},
         "time": {"command": "mcp-server-time", "args": ["--local-timezone", "UTC"]}}}
 
-Holds: a server gets only the secrets that its own entry names; none of them is in a message of ours.
+Holds: a server gets only the secrets that its own entry names, and no error text contains a secret.
 """
 
 from __future__ import annotations

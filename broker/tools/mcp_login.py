@@ -1,10 +1,10 @@
 """Logins at MCP servers (OAuth 2.1): the tokens in the store, and the flows by the MCP SDK's providers.
 
 Holds: tokens are encrypted in the store with the key of the secrets, each for one server and its address. Requests of a
-login go to the server and to the origins that the operator names, wherever the server's metadata points. A worker never
-starts a login that needs a user, and never writes one that is not there any more. One process at a time refreshes or
+login go only to the server and to origins that the operator names, even if the server's metadata names others. A worker
+never starts a login that needs a user, and never restores a login that was removed. One process at a time refreshes or
 replaces a login, so that a refresh token is used once.
-Does not: stop a second process whose predecessor stood still for `LOCK_SECONDS` in the middle of a refresh.
+Does not: keep the lock of a process that hangs for `LOCK_SECONDS` in the middle of a refresh.
 Keys: `deck:{0}:mcp_tokens` (hash: server → its tokens, encrypted; `<server>/lock` → the process that writes them).
 """
 
@@ -72,10 +72,10 @@ class McpTokens:
         self._name = ShardKeys(0).mcp_tokens
 
     async def load(self, server: McpServerSpec) -> _StoredLogin:
-        """Return what there is of a server's login.
+        """Return a server's login, as far as it exists.
 
         Raises:
-            SecretsLocked: there is something, and no key here decrypts it.
+            SecretsLocked: there is a login, but no key here decrypts it.
         """
         found = await self._store.call("HGET", self._name, server.name)
         if found is None:
@@ -89,7 +89,7 @@ class McpTokens:
             raise SecretsLocked(text, remedy=f"Run `deckhands mcp login {server.name}` again. {ONE_KEY}") from error
 
     async def save(self, server: McpServerSpec, login: _StoredLogin) -> None:
-        """Replace a server's login; the caller has the lock. Idempotent."""
+        """Replace a server's login. The caller must hold `lock`. Idempotent."""
         content = login.model_dump_json(exclude_none=True).encode()
         await self._store.call("HSET", self._name, server.name, encrypt(self.require_key(), content, _about(server)))
 
@@ -105,7 +105,7 @@ class McpTokens:
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:
-        """Be the only process that writes a server's login; a holder that has died is waited for `LOCK_SECONDS`."""
+        """Hold the lock for writing a server's login. A dead holder's lock expires after `LOCK_SECONDS`."""
         field, own = f"{name}/lock", secrets.token_hex(8).encode()
         loop = asyncio.get_running_loop()
         holder, since = None, loop.time()
@@ -140,7 +140,7 @@ class McpTokens:
 
 
 class _Storage:
-    """The tokens of one server, as the SDK's providers keep them.
+    """The tokens of one server, in the form that the SDK's providers expect.
 
     Args:
         new: a new login, which replaces the stored one when it has its tokens; None: the stored one.
@@ -206,7 +206,7 @@ class _Storage:
         return self._new or await self._tokens.load(self._server)
 
     def _is_persons(self) -> bool:
-        """Return whether only a user's login may create the record that is to be written."""
+        """Return whether the record to write may be created only by a user's login."""
         return self._new is None and self._oauth.grant != "client_credentials"
 
 
@@ -241,7 +241,7 @@ def make_auth(
     """Return the authentication of a server with `oauth`, by a provider of the SDK.
 
     Args:
-        ask: shows an address to the user; None: a login that needs a user raises `LoginNeeded`.
+        ask: shows an address to the user. None: a login that requires a user raises `LoginNeeded`.
         read_answer: returns the answer that the user's browser brings back.
     """
     from mcp.client.auth import OAuthClientProvider

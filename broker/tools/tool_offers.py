@@ -179,7 +179,7 @@ class ToolOffers:
     async def restore(self, offers: Iterable[ToolOffer]) -> None:
         """Publish offers again that were overwritten or removed in the store. Idempotent.
 
-        It runs every few seconds, and writes cost disk space of the store; so it reads before it writes.
+        It runs every few seconds and reads before it writes, because writes cost disk space of the store.
         """
         texts = {offer.key: (offer, offer.model_dump_json().encode()) for offer in offers}
         if not texts:

@@ -1,7 +1,7 @@
 """AcpAgent: an agent that runs as a program with the Agent Client Protocol, in the sandbox of the workspace.
 
-No model of ours is called. Its replies are made from the agent's latest report (`model.acp_turn`): its words, and one
-call that names the next action. So its log is replayed like that of any other agent.
+None of our models is called. Each reply is made from the agent's latest report (`model.acp_turn`): its text, and one
+call that names the next action. So the log is replayed like that of any other agent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The protocol of agents, and their prompts: templates beside the agents, filled in.
 
-Holds: an agent is a value made from an `AgentSpec`. It keeps nothing between steps, so any worker can take the next.
+Holds: an agent is a value made from an `AgentSpec`. It keeps nothing between steps, so any worker can take the next
+step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from broker.contract import AgentSpec, Event, ModelReply, TaskItem, ToolSpec, Wo
 
 
 def should_show_pages(agent: Agent) -> bool:
-    """Return whether an agent's model is shown pictures of pages; an agent can refuse them by its `sees_pages`."""
+    """Return whether an agent's model sees pictures of pages; an agent can decline them by its `sees_pages`."""
     return getattr(agent, "sees_pages", True)
 
 
@@ -31,12 +32,12 @@ def is_acp_agent(agent: Agent) -> bool:
 
 
 class ModelFree:
-    """The base of agents that decide without a model of ours."""
+    """The base of agents that decide without one of our models."""
 
     asks_model = False
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Take a specification. It is not needed: the goal and the replies contain the work."""
+        """Take a specification. It is ignored: the goal and the replies define the work."""
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
@@ -47,7 +48,7 @@ class ModelFree:
 class Agent(Protocol):
     """An agent: its prompt, its tools, and the translation of its model's replies.
 
-    An agent without a model has an attribute `asks_model` that is false.
+    An agent without a model sets its attribute `asks_model` to False.
     """
 
     @property
@@ -74,7 +75,7 @@ class Agent(Protocol):
 
 
 def render_prompt(name: str, **values: Any) -> str:
-    """Return the prompt of a template; every value that it names must be given."""
+    """Return the prompt of a template; every value that it names is required."""
     return _load_template(name).render(values)
 
 

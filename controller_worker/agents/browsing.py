@@ -1,14 +1,14 @@
 """BrowsingAgent and VisualBrowsingAgent: agents that act only in a web browser (OpenHands 9.4, 9.5).
 
 They act without tools: a reply is a thought and an action between triple backticks. Backticks may be missing around an
-action at the end of a reply. Any other reply without backticks, and `send_msg_to_user`, speak to the user and end the
-task. If the task asks for structured output, the end is a call of `finish`, because JSON between backticks must not
-contain backticks.
+action at the end of a reply. `send_msg_to_user`, and any other reply without backticks, is a message to the user and
+ends the task. If the task asks for structured output, a call of `finish` ends it, because JSON between backticks could
+not contain backticks.
 
 Holds: every reply leads to a message, an action in the browser, or the end.
 Differs: a message goes to the user at once, without the browser. The prompt shows all pages of a conversation in
-sequence, like results, and not only the last one, so that a provider's cache works. There is no first look at an empty
-page and no count of errors: loop detection and limits end a task without progress, as for every agent.
+sequence, like results, and not only the last one, so that a provider's cache works. The agent does not start with an
+empty page, and errors are not counted: loop detection and limits end a task without progress, as for every agent.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class BrowsingAgent:
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """None, because actions are written in the text; but structured output is returned by a call."""
+        """No tools, because actions are written in the text; only structured output needs a call."""
         return (make_finish_tool(self._spec.output),) if self._spec.output is not None else ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
@@ -170,7 +170,7 @@ def _split_unfenced(text: str) -> tuple[str, str]:
 
 
 def _drop_surplus(action: str) -> str:
-    """Return an action without one closing parenthesis too many."""
+    """Return an action without a surplus closing parenthesis."""
     is_surplus = action.endswith("))") and _parse(action) is None and _parse(action[:-1]) is not None
     return action[:-1] if is_surplus else action
 

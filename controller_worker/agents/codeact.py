@@ -1,6 +1,6 @@
 """CodeActAgent: acts through a shell, a file editor, thinking and finishing (OpenHands 9.1).
 
-The model's names for the tools offered to a conversation, whatever names their authors gave them.
+This module also chooses the names under which the model sees offered tools.
 
 Holds: the names of one conversation are distinct, and depend on its tools and not on their order. A tool without a
 namesake keeps its name. Every name is valid for providers.
@@ -40,8 +40,9 @@ _WITHOUT_SERVER = "tool"
 def make_visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[str, str]:
     """Return the name of each offer for the model, by its key.
 
-    A tool of an MCP server is `<server>__<tool>` if another tool has its name. Any other tool is `tool__<name>` if the
-    agent itself has a tool of that name. A name that is then too long, or still taken, ends with a hash of its key.
+    A tool of an MCP server is `<server>__<tool>` if another tool has its name. Any other tool is `tool__<name>` if it
+    has the name of one of the agent's own tools. A name that is then too long, or still taken, ends with a hash of its
+    key.
 
     Args:
         own: the names of the agent's tools.

@@ -59,7 +59,7 @@ def to_turn_events(
 
 
 def parse_finish(reply: ModelReply, output: OutputSpec) -> AgentFinishAction | None:
-    """Return the finish that a reply in words stands for, if it consists of a fitting output; otherwise None."""
+    """Return the finish that a text reply stands for, if the text is a valid output; otherwise None."""
     if reply.tool_calls:
         return None
     try:
@@ -85,7 +85,7 @@ def _make_finish(arguments: Mapping[str, Any]) -> AgentFinishAction:
 
 
 def _move_references(schema: Any) -> Any:
-    """Return a part of the schema, adapted to the tool's schema: its references point at the root of all of it."""
+    """Return a part of the schema, adapted to the tool's schema: its references point at the root of that schema."""
     if isinstance(schema, Mapping):
         return {
             name: _move_reference(part) if name == "$ref" and isinstance(part, str) else _move_references(part)

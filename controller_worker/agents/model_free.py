@@ -6,11 +6,11 @@ CheckAgent: finishes at once, so that a conversation consists of the check of it
 
 ChaosAgent: runs commands whose effects can be counted, without a model; the workload of `deckhands chaos`.
 
-Holds: step N is always the same, so every conversation of this agent has the same log, except for its times. It calls
-no model and changes nothing. The command of the goal is an action of the log like any other, so it runs exactly once in
-the workspace's sandbox, even if workers die. The conversation finishes if the command exits with 0, and ends in the
-error `goal_not_reached` if not. Step N is always the same. Each command appends its number to a file when it starts and
-when it ends, so the file shows how often the command ran, and whether it ran to its end.
+Holds: step N is always the same, so every conversation of this agent has the same log, except for its times. CheckAgent
+changes nothing. The command of the goal is an action of the log like any other, so it runs exactly once in the
+workspace's sandbox, even if workers die. The conversation finishes if the command exits with 0, and ends in the error
+`goal_not_reached` if not. Each command of ChaosAgent appends its number to a file when it starts and when it ends, so
+the file shows how often the command ran, and whether it ran to its end.
 """
 
 from __future__ import annotations

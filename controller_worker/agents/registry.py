@@ -28,7 +28,9 @@ _kept: dict[int, tuple[AgentSpec, Agent]] = {}
 
 
 def create_agent(spec: AgentSpec) -> Agent:
-    """Return the agent of a specification. Conversations that share it share a built-in agent, which keeps nothing.
+    """Return the agent of a specification.
+
+    A built-in agent has no state, so conversations with the same specification share it.
 
     Raises:
         UsageError: no agent has this name, or its package, confirmation policy or risk analyzer cannot be loaded.

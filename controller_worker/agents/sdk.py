@@ -1,7 +1,7 @@
-"""Agents with the Claude Agent SDK as their loop: they have the prompts and tools of the legacy agents behind them.
+"""Agents with the Claude Agent SDK as their loop: they have the prompts and tools of the corresponding legacy agents.
 
-Holds: a reply means the same as for a legacy agent, so a conversation can change between both kinds at any step and
-lose nothing.
+Holds: a reply has the same meaning as for a legacy agent, so a conversation can change between both kinds at any step
+and lose nothing.
 Differs: BrowsingAgent writes its actions as text; BrowsingAgentSDK calls the tool `browser`, because the SDK acts only
 by tools.
 """

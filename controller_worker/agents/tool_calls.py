@@ -1,7 +1,7 @@
 """Translate a reply's tool calls into actions and observations (OpenHands 9.1).
 
 Holds: every tool call of a reply leads to an action or, if it is invalid, to an `ErrorObservation` with the cause for
-the model. No reply raises, and no part of it is too large or too deep for the log.
+the model. No reply raises, and no result is too large or too deeply nested for the log.
 Differs: an invalid call gets its own answer and the reply's other calls are carried out; the original discards the
 whole reply.
 """

@@ -72,7 +72,7 @@ def announce(
 
 
 def make_not_executed(action: PendingAction | Delegate | ManagingAction, text: str, error_id: str) -> ErrorObservation:
-    """Return the observation of an action that will not run, or will not run to its end."""
+    """Return the observation of an action that will not run, or not to its end."""
     return to_answer(action, ErrorObservation(content=text, error_id=error_id))
 
 

@@ -34,7 +34,7 @@ class Commit:
         cancels: running actions to stop; 0 stops everything that runs in the workspace.
         dispatch: positions of the actions that go to a tool worker at once.
         state: the state after all events.
-        is_partial: an append was full; the next commit takes the remaining events.
+        is_partial: the append is full; the next commit takes the remaining events.
         effect: the core's decision about `state`; None if it is partial.
     """
 
@@ -48,7 +48,7 @@ class Commit:
 
 
 def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | None = None) -> Commit:
-    """Add all events that the core decides to append once the given ones are in the log.
+    """Add all events that the core appends as a consequence of the given ones.
 
     Args:
         traceparent: set on actions for tool workers that have none.

@@ -1,7 +1,7 @@
 """A concern: one part of the controller's state, with the handlers that update it.
 
-Holds: a handler is pure and returns the part after one more event. Handlers read the state from before that event, so
-their order does not matter. A handler returns its own part only, so it cannot change another concern's part.
+Holds: a handler is pure and returns the part after the next event. Handlers read the state before that event, so their
+order does not matter. A handler returns its own part only, so it cannot change another concern's part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The controller: the meaning of a log, and the next effect.
+"""The controller: folds a log into a state, and decides the next effect.
 
 `apply` folds an event into the state: each concern with a handler for the event returns its part. `next_effect` asks
 the decisions in their order (`order`) and returns the first effect. Neither does I/O, draws a random number or reads a
@@ -61,9 +61,9 @@ def next_effect(
 
     Args:
         now: aware UTC; only compared with the end of a wait and of the allowed time.
-        done: the side effects that the conversation's owner has run. None leaves side effects out: the log does not
-            need them.
-        decided: the decision about this state, if it was made a moment ago.
+        done: the side effects that the conversation's owner has run. None to leave side effects out, which the log does
+            not need.
+        decided: the decision about this state, if already made.
     """
     if done is not None:
         for side_effects in SIDE_EFFECTS:
@@ -80,7 +80,7 @@ def next_effect(
 
 
 def find_decision_name(state: State, now: datetime) -> str:
-    """Return the name of the decision in charge, for an error about it."""
+    """Return the name of the decision that applies, for an error about it."""
     rule = next(rule for rule in ORDER if rule(state, now) is not None)
     return f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}"
 

@@ -40,7 +40,7 @@ class Recall:
 class CarryOut:
     """Append the events that carry out an answer to an action, the event `answer_id`.
 
-    It is the user's answer to a confirmation, or the question of an MCP server.
+    The event is the user's answer to a confirmation, or the question of an MCP server.
     """
 
     action_id: int
@@ -82,7 +82,7 @@ class AwaitTools:
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Ask the model for the step `iteration` (from 1), or a critic about the finish before it.
+    """Call the model for the step `iteration` (from 1), or the critic about the finish in that step.
 
     `attempt` counts the calls, from 1.
     """
@@ -106,7 +106,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class StartDelegate:
-    """Ensure that a background delegate exists: a fork inherits it from a log, and it was never started."""
+    """Ensure that a background delegate exists. A fork inherits the request, but the delegate was never started."""
 
     delegate_id: int
 
@@ -117,7 +117,7 @@ class NotifyDelegates:
 
     Attributes:
         since: leaves out delegates that an event before this one asked for.
-        takes_back: only delegates that an earlier order has paused; the log has lost that order.
+        takes_back: applies only to delegates paused by an earlier order that the log has lost.
     """
 
     state: AgentState

@@ -1,6 +1,6 @@
 """The order of decisions: the first decision that returns an effect gives the next effect (OpenHands 1.8).
 
-Read it from top to bottom. The comment beside each decision gives the reason for its place.
+The comment beside each decision gives the reason for its place.
 """
 
 from __future__ import annotations

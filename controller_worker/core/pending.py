@@ -1,7 +1,4 @@
-"""Actions that wait for an observation.
-
-Events that ask the agent to do something.
-"""
+"""Actions that wait for an observation, and events that ask the agent to act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recall: the knowledge added to a message: at first the workspace, and skills with a trigger word in it (9.7).
+"""Recall: the knowledge added to a message: the workspace for the first one, and skills that it triggers (9.7).
 
 Holds: a function of its arguments, so that a replay recalls the same.
 """
@@ -56,7 +56,7 @@ def recall(
     """Return the recalled knowledge, or None.
 
     Args:
-        message: the message to recall for; the model sees its date as today.
+        message: the message to recall for. The model sees its date as the current date.
         skills: the workspace's skills; they replace the agent's own skills of the same name.
         notes: the notes that the message recalls.
     """
@@ -103,7 +103,7 @@ def recall_rules(due: Iterable[DueRule], skills: SkillFiles, own: Iterable[Skill
 
 
 def _fit_instructions(skills: Iterable[Skill]) -> tuple[list[str], list[str]]:
-    """Return the texts that are always shown, and a sentence about each that no longer fits."""
+    """Return the texts that are always shown, with a sentence in place of each text that no longer fits."""
     shown: list[str] = []
     left_out: list[str] = []
     left = MAX_INSTRUCTION_CHARS
@@ -160,7 +160,7 @@ def _list_agents(state: State, files: SkillFiles) -> Iterator[AvailableAgent]:
 
 
 def _merge_skills(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
-    """Yield all skills: the agent's own, with those of the workspace in place of their namesakes, then the others."""
+    """Yield all skills: first the agent's own, or their namesakes in the workspace; then the others."""
     found = {skill.name: skill for skill in workspace}
     names = set(found)
     for skill in own:

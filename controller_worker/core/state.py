@@ -49,7 +49,7 @@ class State:
 
     Attributes:
         version: id of the last folded event; 0 for an empty log.
-        before: the state before the current stretch of work, if a message may roll it back; see `double_texting`.
+        before: the state before the current stretch of work, if a message may roll back to it; see `double_texting`.
     """
 
     version: int = 0
@@ -86,8 +86,8 @@ _ADAPTER = TypeAdapter(State)
 def to_snapshot(state: State) -> bytes:
     """Return the bytes of a snapshot: version, CRC-32, then the state in msgpack, compressed.
 
-    Most of a state are the names of its fields and their defaults. An empty state is therefore the dictionary of the
-    compression: what it has in common with the state takes no room.
+    A state consists mostly of field names and defaults. An empty state therefore serves as the dictionary of the
+    compression, so that these take no space.
     """
     compressor = zlib.compressobj(COMPRESSION_LEVEL, zdict=_load_dictionary())
     payload = compressor.compress(_pack(state)) + compressor.flush()
@@ -97,8 +97,8 @@ def to_snapshot(state: State) -> bytes:
 def parse_snapshot(snapshot: bytes | None) -> State | None:
     """Return the state of a snapshot; None if there is none or this version cannot read it.
 
-    A version with other fields or defaults has another dictionary, so it cannot. A snapshot only saves time: without
-    one, the owner folds the whole log.
+    A version with other fields or defaults has another dictionary and cannot read it. A snapshot only saves time:
+    without one, the owner folds the whole log.
     """
     if not snapshot or snapshot[0] not in (SNAPSHOT_VERSION, PLAIN_VERSION):
         return None

@@ -1,12 +1,12 @@
 """Detect an agent in a loop: OpenHands' five patterns (section 2) over a bounded summary of the latest events.
 
-Holds: pure. Adding an event costs time in its size, and the search costs time in the thresholds, for any length of
-history. An event counts the same whether its long texts are inline or in blobs.
+Holds: pure. The cost of adding an event depends on its size, and the cost of the search on the thresholds, neither on
+the length of the history. An event counts the same whether its long texts are inline or in blobs.
 Does not: decide the response to a loop (`concerns.loops`).
 Differs: an action counts when its observation arrives, so that the calls of one reply are in the order in which they
 ran. Polling a running command is no step of a loop, because the tool asks for it. A sleeping command with new output
-restarts the count, because there is progress. A loop starts with its own first action; the original may point at an
-equal action from before it.
+restarts the count, because there is progress. A loop starts with its own first action; the original may name an
+earlier, equal action.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Trace:
         turn_id: the reply it belongs to, or the event itself.
         digest: equal for events that OpenHands considers equal.
         trait: of an observation: `error`, the digest of a syntax error, or the digest of a sleeping command's output;
-            of a condensation: `adjacent` if it directly follows the one before; else empty.
+            of a condensation: `adjacent` if it directly follows another one; else empty.
     """
 
     id: int
@@ -128,8 +128,7 @@ def trace_event(event: Event, turn_id: int) -> Trace:
 def trace_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
     """Return the traces of a reply's calls, each paired with the result of `make_call_name` for its id.
 
-    The text beside a call is not compared. The traces are used only for refused calls, and equal calls are refused
-    alike.
+    The text beside a call is not compared. The traces serve only for refused calls; equal calls have equal refusals.
     """
     blobs = reply.blobs or {}
     found = []
@@ -144,7 +143,7 @@ def trace_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
 
 
 def trace_failure(output: CmdOutputObservation) -> tuple[str, str]:
-    """Return digests of a command and of its result, without durations, times and addresses, which always differ."""
+    """Return digests of a command and of its result, without varying parts such as durations, times and addresses."""
     blobs = output.blobs or {}
     content = output.content
     if "content" in blobs or len(content) > LONG_TEXT_CHARS:
@@ -294,9 +293,9 @@ def _compute_digest(event: Event) -> str:
 
 
 def _encode_plain(event: Event) -> str | None:
-    """Encode the compared fields of an event that has only short texts, numbers and names, as most events have.
+    """Encode the compared fields of an event with only short texts, numbers and names. Most events are such.
 
-    Every event of every step passes through here; `model_dump` takes eight times as long.
+    This runs for every event of every step; `model_dump` takes eight times as long.
     """
     if event.blobs and any(path.partition(".")[0] not in NOT_COMPARED for path in event.blobs):
         return None

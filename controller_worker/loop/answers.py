@@ -1,7 +1,7 @@
 """Effects that need more than the state: a user's answer, a workspace's survey, the agent's notes.
 
-Holds: the notebook is changed only by actions already in a log, before the log has their observations, and a change
-that is repeated after a crash has the same result. Notes are masked before they are stored.
+Holds: only actions that are in a log change the notebook, before the log has their observations. A change that is
+repeated after a crash has the same result. Notes are masked before they are stored.
 Does not: append the returned events; the loop does.
 """
 

@@ -94,7 +94,7 @@ class ModelAnswer:
 
 
 class CallInFlight:
-    """The model call of one conversation, or none.
+    """The model call of one conversation, if any.
 
     Args:
         on_answer: awaited, in the task of the call, when the answer is available.
@@ -133,8 +133,8 @@ class CallInFlight:
             traceparent: the parent span of the call.
 
         Returns:
-            `Append` with events that the log needs before the call, or in its place; `Wait` for the next wake;
-            `Started`.
+            `Append` with events that the log needs before or instead of the call; `Wait` to wait for the next wake-up;
+            or `Started`.
         """
         self.permit.is_woken = False
         return await START_CHAIN(
@@ -180,7 +180,7 @@ class CallInFlight:
     def cancel(self, state: State) -> asyncio.Task[None] | None:
         """Cancel a call whose answer is no longer needed, and return its task, which may take a while to end.
 
-        None: no call was in flight.
+        None if no call was in flight.
         """
         is_running, task = self._task.is_running, self._task.cancel()
         if is_running:
@@ -189,7 +189,10 @@ class CallInFlight:
         return task
 
     async def give_up(self, state: State) -> asyncio.Task[None] | None:
-        """Cancel the call and its permit wait: another question replaces it. Returns what `cancel` returns."""
+        """Cancel the call and its wait for a permit, because another question replaces it.
+
+        Returns what `cancel` returns.
+        """
         task = self.cancel(state)
         await self.permit.withdraw(state, is_over=True)
         return task
@@ -229,7 +232,7 @@ class CallInFlight:
             await describe_content(span, masker, question, answer.result)
 
     async def _answer(self, call: PendingCall) -> ModelAnswer:
-        """Make the call once. A failure is an answer too, and so is a wait for a batch."""
+        """Make the call once. A failure and a wait for a batch are answers too."""
         services = self._services
         wanted = call.wanted
         state = call.state

@@ -1,7 +1,7 @@
 """The consumer of a controller worker: claims conversations, wakes them, and gives them back.
 
-Holds: about `max_conversations` at a time. Waiting conversations make room for those that need a worker, batch work
-first. A few slots are reserved for interactive ones, see `Slots`. A lost wake-up is found within seconds. A swept
+Holds: about `max_conversations` at a time. Waiting conversations are released if others need a worker, those of batch
+work first. A few slots are reserved for interactive ones, see `Slots`. A lost wake-up is found within seconds. A swept
 worker drops everything and starts over under a new name.
 Does not: decide anything about a conversation; see `conversation_loop`.
 """
@@ -119,7 +119,7 @@ class ControllerConsumer:
         return self._session
 
     async def drain(self) -> int:
-        """Stop claiming; give back waiting conversations, now and whenever one starts to wait.
+        """Stop claiming; give back each conversation as soon as it waits.
 
         Returns:
             Number of conversations left.
@@ -276,7 +276,7 @@ class ControllerSession:
             await self._wake(conversation_id)
 
     async def _wake(self, conversation_id: str, carried: CarriedEvent | None = None) -> None:
-        """Wake an owned conversation. Claim it again if the reply to its claim was lost, or if it was dropped.
+        """Wake an owned conversation. Claim it again if it was dropped or the reply to its claim was lost.
 
         Args:
             carried: the event delivered with the notification.
@@ -369,7 +369,7 @@ class ControllerSession:
                 loop.check_dispatch()
 
     async def _rescan(self) -> None:
-        """After an outage of the store, claim the conversations that it assigns to us, and check all owned ones."""
+        """After an outage, claim the conversations that the store assigns to this worker, and check all owned ones."""
         connects = self._services.store.connection.connects
         if connects != self._connects:
             self._connects = connects
@@ -382,7 +382,7 @@ class ControllerSession:
             await self._wake(self._unsure.pop())
 
     def _log_lost(self) -> None:
-        """Log conversations with a new owner in one line: there may be hundreds."""
+        """Log conversations with a new owner in one line, because there may be hundreds."""
         lost, self._lost = self._lost, []
         if lost:
             more = f" and {len(lost) - SHOWN_LOST} more" if len(lost) > SHOWN_LOST else ""

@@ -5,7 +5,7 @@ uses no memory. Only a model call keeps a task.
 
 Holds: a conversation with another owner is dropped at once and writes nothing. An unforeseen error becomes an event of
 its conversation and affects no other. At the deadline of a conversation with a time limit, an alarm ends a tool or a
-model call that is in flight.
+model call in flight.
 Does not: retry model calls by sleeping. A failed call is an event with the time of the next attempt, and the
 conversation is parked until then.
 """
@@ -63,10 +63,10 @@ class Alarm:
 
 
 def make_waker(loop: ConversationLoop) -> Callable[[], None]:
-    """Return a function that lets the loop continue, without keeping it in memory.
+    """Return a function that lets the loop continue, without a strong reference to it.
 
-    Parts of the loop hold it. If it held the loop, each conversation that is gone would stay in memory until the next
-    full garbage collection, which is rare in a worker.
+    Parts of the loop hold the function. If it referred to the loop, each released conversation would stay in memory
+    until the next full garbage collection, which is rare in a worker.
     """
     found = weakref.ref(loop)
 
@@ -78,7 +78,7 @@ def make_waker(loop: ConversationLoop) -> Callable[[], None]:
 
 
 def make_continuation(loop: ConversationLoop) -> Callable[[], Awaitable[None]]:
-    """Return a function that runs the loop in the task that awaits it, without keeping the loop in memory."""
+    """Return a function that runs the loop in the task that awaits it, without a strong reference to the loop."""
     found = weakref.ref(loop)
 
     async def proceed() -> None:
@@ -93,7 +93,7 @@ class ConversationLoop:
 
     Attributes:
         is_to_begin_again: after a drop, check whether this worker still owns the conversation. Set if its log has lost
-            its tail; if the store was away, because an older state of it may name this worker as the owner under
+            its tail; if the store was unavailable, because an older state of it may name this worker as the owner under
             another token; or if the conversation could not be released because new events kept arriving.
         is_lost: it has another owner.
         rank: of its priority; 0 goes first.
@@ -173,13 +173,16 @@ class ConversationLoop:
         self.wake()
 
     async def release_idle(self) -> None:
-        """Release an idle conversation; its next event brings it back, on any worker."""
+        """Release an idle conversation; its next event brings it back to any worker."""
         if self.is_idle and not self._is_gone:
             self._task = asyncio.create_task(self._run(is_release=True), name=f"release {self.conversation_id}")
             await self._task
 
     async def check_lost_tail(self, error: Exception | None = None) -> bool:
-        """Return whether the log has lost events that were read, and record the gap; `error` may be the sign of it."""
+        """Return whether the log has lost events that were read, and record the gap.
+
+        `error` may have been caused by it.
+        """
         is_lost = await self._log.record_lost_tail(error)
         self.should_reclaim = is_lost or self._log.has_reconnected
         return is_lost
@@ -225,7 +228,7 @@ class ConversationLoop:
                 self._task = None  # a finished task keeps its coroutine
 
     async def _advance(self) -> None:
-        """Perform effects until nothing is left to do for now; other conversations take turns between two steps."""
+        """Perform effects until the conversation must wait. Other conversations may step in between."""
         await self._turn.take()
         try:
             await self._step_on()
@@ -251,7 +254,7 @@ class ConversationLoop:
             await self._turn.take_next()
 
     async def _catch_up(self) -> None:
-        """Restore the log at first, then fold in new events."""
+        """Restore the log on the first call; fold in new events on later ones."""
         await self._crash_guard.mark_acting()
         if not self._log.is_restored:
             await self._log.restore()
@@ -259,7 +262,7 @@ class ConversationLoop:
         await self._log.catch_up()
 
     async def _step(self) -> bool:
-        """Append the model's answer, or perform the next effect. Return False if there is only a wait left."""
+        """Append the model's answer, or perform the next effect. Return False if the conversation must wait."""
         answer = self._call.answer
         state = self.state
         if answer is not None:
@@ -276,18 +279,18 @@ class ConversationLoop:
         return then is not NextMove.WAIT
 
     def _report_stop(self, call: asyncio.Task[None] | None) -> None:
-        """Report the end of the model call that a request has stopped; None if none was in flight.
+        """Report the end of a model call that was stopped by a request; None if none was in flight.
 
-        Beside the loop: the conversation continues, or is released, before a slow call has ended.
+        This runs beside the loop: the conversation continues or is released even if the call ends slowly.
         """
         if call is not None:
             key = f"party_stopped:model:{self.state.version}"
             self._services.permits.release_later(self._append_stop(call, key))
 
     async def _append_stop(self, call: asyncio.Task[None], key: str) -> None:
-        """Append that a stopped call has ended.
+        """Append the end of a stopped call.
 
-        As a producer: the decision of this owner is in the log already, and the next one may be another's.
+        It is appended as a producer, because the conversation may have another owner by then.
         """
         began = self._services.store.clock.monotonic()
         if not (await asyncio.wait([call], timeout=STOP_SECONDS))[0]:

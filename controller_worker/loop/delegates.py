@@ -1,7 +1,7 @@
 """The delegates of a conversation, which are conversations too: start, pause and stop them with it, report their ends.
 
-Holds: every operation is repeated after a crash and written once: a delegate's id is derived from its parent's id and
-the action's, and every append to another log has its own key.
+Holds: every operation can be repeated after a crash and is written once: a delegate's id is derived from its parent's
+id and the action's, and every append to another log has its own key.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class Delegates:
         self._clock = store.clock
 
     async def start(self, state: State, delegates: Sequence[Delegate]) -> list[Observation | None]:
-        """Ensure that delegates exist. Return for each the answer to its action, or None while the step awaits its end.
+        """Ensure that delegates exist.
+
+        Return for each the immediate answer to its action, or None if the step waits for its end.
 
         Idempotent.
         """
@@ -209,8 +211,8 @@ class Delegates:
     async def _control(self, state: State, action: ManageDelegatesAction, delegate: Delegate) -> _Outcome:
         """Append a message or an order to a delegate's log, unless it has ended.
 
-        What comes after the end would start the delegate again, although its share of the limits is released. So would
-        a message to a paused one.
+        A later event would start an ended delegate again, although its share of the limits is released. A message would
+        do the same to a paused one.
         """
         parent_id = state.setup.conversation_id
         if not delegate.is_in_background or delegate.is_stopping:
@@ -299,7 +301,7 @@ class Delegates:
             )
 
     async def _find_defined(self, state: State, name: str) -> dict[str, AgentFile]:
-        """Return the agents that files of the workspace define; none if this one is known without them."""
+        """Return the agents that files of the workspace define; none if the delegate is known without them."""
         setup = state.setup
         taken = {*setup.agent.delegates, *list_agents()}
         if name in taken or not setup.agent.enable_delegation or not state.survey.answer_id:
@@ -311,7 +313,8 @@ class Delegates:
     def _choose_model(self, file: AgentFile, tenant: str) -> str | None:
         """Return the model of a file if an entry of the operator's table offers it; None for the parent's.
 
-        An open table offers every name to the user who started the cluster, but not to a file of a repository.
+        A model that an open table offers without an entry does not count: that offer is for users, not for files of a
+        repository.
         """
         entries = self._models.table.entries
         is_offered = any(entry.is_for(tenant) and entry.matches(file.model) for entry in entries)
@@ -396,7 +399,10 @@ async def _record_lost_request(log: EventLog, state: State, parent: Parent) -> b
 
 
 async def _has_task(log: EventLog, delegate_conversation_id: str, task: str) -> bool:
-    """Return whether a delegate was started with this task. A later secret may have masked one of the texts."""
+    """Return whether a delegate was started with this task.
+
+    A secret that was added later may have masked one of the texts.
+    """
     begun = await read_event(log, delegate_conversation_id, FIRST_MESSAGE)
     masker = await log.load_masker(delegate_conversation_id)
     return isinstance(begun, MessageAction) and masker.mask_text(begun.content) == masker.mask_text(task)
@@ -419,7 +425,7 @@ async def report_failure(log: EventLog, conversation_id: str, reason: str) -> No
 def is_over(state: State) -> bool:
     """Return whether a delegate has ended for its parent.
 
-    In the background of a headless run, a question ends it. One with a deadline does not: it continues afterwards.
+    In the background of a headless run, a question without a deadline also ends it.
     """
     now = state.lifecycle.agent_state
     if now is AgentState.AWAITING_USER_CONFIRMATION and state.setup.agent.confirmation.deadline_seconds is not None:
@@ -430,7 +436,7 @@ def is_over(state: State) -> bool:
 def make_delegate_spec(parent: AgentSpec, name: str) -> AgentSpec:
     """Return a delegate's specification: its entry in the parent's specification, or the parent's under this name.
 
-    The delegates of an agent that must ask for confirmation must ask too.
+    If the parent must ask for confirmations, its delegates must, too.
     """
     spec = parent.delegates.get(name)
     if spec is None:

@@ -1,7 +1,7 @@
 """The end of a conversation's work after an unforeseen error: record the error in the log and release the conversation.
 
-A log with an event that only a newer version can read is no failure: it is left to a newer worker. So is one that is
-encrypted with a key that this worker does not have, and one that is pinned to another version.
+A log with an event that only a newer version can read is no failure: it is left to a newer worker. The same holds for a
+log that is encrypted with an unknown key, and for a conversation pinned to another version.
 
 Holds: an error of one conversation becomes an event of it. Nothing is written under an outdated token.
 """
@@ -34,11 +34,11 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
     """Record an error and release the conversation until a user resumes it. Raises nothing.
 
     Args:
-        error: if another worker can continue the conversation, nothing is recorded: see `_leave_to_others`.
+        error: not recorded if another worker can continue the conversation; see `_leave_to_others`.
 
     Returns:
-        False if the conversation is still owned, because new events kept arriving or because the store refuses this
-        worker's function calls for the moment: its owner must claim it again.
+        False if the conversation is still owned, because new events kept arriving or the store currently refuses this
+        worker's function calls. The caller must claim it again.
     """
     log = services.log
     owners = services.owners
@@ -70,7 +70,7 @@ async def _rest(log: EventLog, owners: Owners, owned: OwnedLog, *, error: Except
 
 
 def _find_reason_to_leave(error: Exception) -> WaitReason | None:
-    """Return why only another worker can continue the conversation; None: the error is one of the conversation."""
+    """Return why only another worker can continue the conversation; None if the error belongs to the conversation."""
     if isinstance(error, DataLocked):
         return WaitReason.LOCKED
     if isinstance(error, PinnedElsewhere):
@@ -79,7 +79,7 @@ def _find_reason_to_leave(error: Exception) -> WaitReason | None:
 
 
 async def _leave_to_others(log: EventLog, owners: Owners, ownership: Ownership, reason: WaitReason) -> bool:
-    """Release the conversation unchanged; after a while it comes back, here or at another worker."""
+    """Release the conversation unchanged; after a while, this worker or another one claims it."""
     for _ in range(MAX_ROUNDS):
         (last_id,) = await owners.load_last_ids([ownership.conversation_id])
         outcome = await log.append_as_owner(
@@ -94,7 +94,7 @@ async def _leave_to_others(log: EventLog, owners: Owners, ownership: Ownership, 
 
 
 async def _load_state(owned: OwnedLog, last_id: int) -> State | None:
-    """Return the state at the end of the log; None if it is unknown: the log cannot be read, or was not read yet."""
+    """Return the state at the end of the log; None if the log was not read yet or cannot be read."""
     if not owned.is_restored:
         return None
     if owned.state.version < last_id:

@@ -14,10 +14,10 @@ installed packages:
 An installed package offers functions by entry points of the group `deckhands.hooks`, named after their point, such as
 `before_action` or, if there are several, `before_action.guard`.
 
-Holds: an unusable hook is refused when the worker starts, not at its first use. A hook that fails or times out vetoes
-if it runs before something, and is only logged if it runs after it. The worker's loop steps other conversations while a
-hook runs. Hooks come from the worker's own configuration, never from a workspace or a conversation.
-Does not: ask exactly once. After a crash, or after a message in between, a question can be repeated.
+Holds: an unusable hook is refused when the worker starts, not at its first use. A `before_` hook that fails or times
+out vetoes; the failure of an `after_` hook is only logged. While a hook runs, the worker continues with other
+conversations. Hooks come from the worker's own configuration, never from a workspace or a conversation.
+Does not: call a hook exactly once. After a crash, or after a message in between, a call can be repeated.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Hooks:
                 raise HookVeto(reason, remedy="Ask the operator of the controller workers.")
 
     async def review(self, state: State, events: Sequence[Event]) -> Append:
-        """Return the events of a turn, or an edited action, followed by the events that settle vetoed ones."""
+        """Return the events of a turn, or an edited action, followed by the events that settle vetoed actions."""
         if not self._hooks:
             return Append(tuple(events))
         outcomes: list[Event] = []

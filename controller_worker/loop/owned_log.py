@@ -1,8 +1,8 @@
 """The log of one conversation, used by its owner: claim, restore, fold, append, snapshot, release.
 
 Holds: every decision is based on the log up to `state.version`, and is appended only if the log still holds that event
-and has not grown since. An append is written whole. A fenced owner writes nothing. A snapshot belongs to a log that the
-store still has; a snapshot ahead of its log shows that the log has lost its tail.
+and has not grown since. An append is written completely or not at all. A fenced owner writes nothing. A snapshot
+belongs to a log that the store still has; a snapshot ahead of its log shows that the log has lost its tail.
 """
 
 from __future__ import annotations
@@ -157,12 +157,12 @@ class OwnedLog:
 
     @property
     def has_reconnected(self) -> bool:
-        """Whether the store was away since the claim: only then can it have lost events."""
+        """Whether the store was unavailable since the claim. Only then can it have lost events."""
         return self._connects != self._services.store.connection.connects
 
     @property
     def has_news(self) -> bool:
-        """Whether there is, or may be, an event to fold in."""
+        """Whether there may be an event to fold in."""
         return self.has_new_events or bool(self._carried)
 
     def keep_carried(self, event: CarriedEvent) -> None:
@@ -200,7 +200,10 @@ class OwnedLog:
         self._agent = create_agent(self.state.setup.agent)
 
     async def _load(self) -> tuple[State, list[Event]]:
-        """Return the state of the latest snapshot and the events after it. A short log has none, and is read whole."""
+        """Return the state of the latest snapshot and the events after it.
+
+        A short log has no snapshot and is read completely.
+        """
         # Reset before the read: it covers every wake-up sent since the claim, and the next event sends another one.
         self.has_new_events = False
         if self._claimed.last_id <= SHORT_EVENTS:
@@ -215,7 +218,7 @@ class OwnedLog:
         return state, tail
 
     async def _trace(self, begun: datetime) -> None:
-        """Make the span of the agent's work from this claim on, in the trace of the submission."""
+        """Start the span of the agent's work since this claim, in the trace of the submission."""
         tracing = self._services.tracing
         cid = self.ownership.conversation_id
         if not tracing.is_on:
@@ -253,7 +256,7 @@ class OwnedLog:
             await self._advance(events, fold(self.state, events), checksum)
 
     async def append(self, wanted: Append) -> Commit | None:
-        """Append events and all that follows from them at once. None, without a write, if the log has grown.
+        """Append events together with their immediate consequences. None, without a write, if the log has grown.
 
         Raises:
             Gone: the conversation has another owner, or is closed.
@@ -327,7 +330,7 @@ class OwnedLog:
         self.has_new_events = True
 
     async def _list_delegate_end(self) -> None:
-        """Write the usage of a delegate into the index, if nothing was appended since: its end may need no report."""
+        """Write a delegate's usage into the index if nothing was appended since, because its end may need no report."""
         outcome = await self._services.log.append_as_owner(
             self.ownership,
             (),
@@ -349,7 +352,7 @@ class OwnedLog:
     async def record_lost_tail(self, error: Exception | None) -> bool:
         """Return whether the log has lost events that were read, and record the gap if so. Raises nothing.
 
-        After that, this owner's knowledge must not be used for decisions; the next owner reads the log.
+        Afterwards, this owner must make no decision; the next owner reads the log.
 
         Args:
             error: an error that the loss may have caused.
@@ -376,7 +379,7 @@ class OwnedLog:
         return False
 
     async def _fold_carried(self, carried: CarriedEvent) -> None:
-        """Fold in the carried event if it directly follows the last known one; else let the log be read."""
+        """Fold in the carried event if it directly follows the last known one; else have the log read."""
         self.is_watched = carried.is_watched
         if carried.event_id == self.state.version + 1 and carried.before == self._checksum:
             try:

@@ -1,9 +1,9 @@
 """Performs the effects of one conversation: a table from each class of effect to its method.
 
-A method returns events to append, or whether to ask the core again at once or to wait for the next event.
+A method returns events to append, or a `NextMove`: ask the core again at once, or wait for the next event.
 
-Holds: performing an effect twice is harmless, because the first time may have been before a crash. An awaited action is
-on an action stream, or is put there now.
+Holds: performing an effect twice is harmless, because the first time may have been before a crash. If an awaited action
+is not on an action stream, it is put there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from controller_worker.model import Started
 
 
 class NextMove(Enum):
-    """The loop's next move after an effect that appends nothing."""
+    """The next move of the loop after an effect without events to append."""
 
     ASK_AGAIN = "ask again"
     WAIT = "wait"
@@ -72,7 +72,7 @@ class Dispatches:
         self._known |= set(action_ids)
 
     def forget(self) -> None:
-        """Check all of them again at the next wait."""
+        """Forget the checks, so that the next wait checks all actions again."""
         self._known = frozenset()
 
     async def ensure(self, action_ids: tuple[int, ...]) -> bool:
@@ -101,7 +101,7 @@ class Performer:
     """Performs the effects of one conversation.
 
     Attributes:
-        done: the side effects that this owner has run; they leave nothing in the log.
+        done: the side effects that this owner has run, which the log does not record.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Performer:
         self._dispatches.note(commit.events[position].id for position in commit.dispatch)
 
     def repeat_all(self) -> None:
-        """Repeat every side effect and check every action again: the store may have lost them."""
+        """Repeat every side effect and check every action again, because the store may have lost them."""
         self.done.clear()
         self._started.clear()
         self._dispatches.forget()
@@ -191,7 +191,7 @@ class Performer:
         return Append((to_answer(action, done),))
 
     async def _start_delegate(self, _: StartDelegate) -> NextMove:
-        """Start all background delegates again, not only the current one."""
+        """Start all background delegates again, not only the one of this effect."""
         state = self._log.state
         due = [
             one.delegate_id

@@ -1,9 +1,10 @@
-"""The prompt that a model gets at a point of a conversation, made again from its log.
+"""Rebuilds the prompt of a model at a point of a conversation from its log.
 
-Holds: the same View, condenser and memory as in a controller worker make it, so it has the same messages. No model and
+Holds: it uses the View, the condenser and the memory of controller workers, so the messages are the same. No model and
 no store is used.
-Does not: know the settings of the workers that have asked. A model that takes no tool calls got the tools as a text;
-one that sees no images, or whose longest message has another length, got other texts. Pictures are named by their size.
+Does not: know the settings of the workers. The real texts differ for a model without tool calls, which gets its tools
+as text, for a model without images, and for a model with another maximum length of a message. Pictures are shown by
+their size.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ PICTURE_CHARS = 200
 
 
 def build_prompt(events: Sequence[Event]) -> dict[str, Any]:
-    """Return the prompt of a call after these events, which are the start of a log, as plain JSON values.
+    """Return the prompt of the call after these first events of a log, as plain JSON values.
 
     Raises:
-        UsageError: there is none: the log is not whole, another program keeps the prompt, or a condensation comes
-            first that needs no model.
+        UsageError: there is no prompt: the log is incomplete, another program has the prompt, or a condensation without
+            a model comes first.
     """
     if not events or not isinstance(events[0], ConversationCreated):
         raise UsageError("The log does not start with the creation of its conversation.", remedy="Give it whole.")

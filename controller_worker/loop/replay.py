@@ -6,9 +6,8 @@ core's next effect, by an agent's translation of a reply, by the answer to a con
 that of the event it led to.
 
 Holds: no model, store or clock is used. The first event that would be different today is reported, with both versions.
-Does not: compare the words of a system message, which are the agent's and not a decision; repeat the decisions of a
-fork's origin; predict errors of the loop's environment (they are taken as recorded, and only their consequences are
-checked).
+Does not: compare the text of a system message, which is not a decision; repeat the decisions of a fork's origin;
+predict errors of the loop's environment (they are taken as recorded, and only their consequences are checked).
 """
 
 from __future__ import annotations
@@ -108,7 +107,8 @@ class ReplayResult:
     Attributes:
         events: number of replayed events.
         decided: number of events that were decided again with the same bytes.
-        is_waiting: the log ends where the controller would continue at once: it was cut off, or had no owner.
+        is_waiting: the log ends at a point where the controller would continue at once: it was cut off, or had no
+            owner.
     """
 
     events: int
@@ -171,7 +171,7 @@ class Replay:
         return ReplayResult(self._state.version, self._decided, is_waiting, self._state, divergence)
 
     def _is_accounted_for(self, event: Event, now: datetime) -> bool:
-        """Return whether an event is the decided one, or one that another process may append at any time."""
+        """Return whether an event is the decided one, or may come from another process at any time."""
         if self._expected:  # an append is written whole: nothing comes between its events
             return self._take_decided(event)
         effect = next_effect(self._state, now)
@@ -277,7 +277,7 @@ def replay(events: Sequence[Event]) -> ReplayResult:
 
 
 def _fill_from_record(decided: Event | None, event: Event) -> Event | None:
-    """Return a decided event with the fields added by the append or by the agent's words; None if the kinds differ."""
+    """Return a decided event with the fields that the append or the agent's text adds; None if the kinds differ."""
     if decided is None or type(decided) is not type(event):
         return decided
     update: dict[str, Any] = {"id": event.id, "timestamp": event.timestamp}

@@ -1,15 +1,15 @@
 """The order of steps in one controller worker: interactive work first, tenants by weight.
 
-A loop that steps hundreds of conversations at once answers none of them soon. So only a few step at once, and the
-others wait in line: each comes after one step of those before it, not after all of their work.
+An event loop that steps hundreds of conversations at once makes all of them slow. So only a few step at once. The
+others wait in line, each for one step of those before it and not for all of their work.
 
-While interactive work is claimed or steps, even fewer turns go to other work: each of its waits for the store gets
-longer with more work on the same event loop.
+While interactive work is claimed or steps, even fewer turns go to other work, because more work on the event loop makes
+each wait for the store longer.
 
-Holds: of eight turns with waiters, one goes first to the last class and one to the middle class. Within a class, the
-turns of tenants are 1/weight apart. A conversation that takes longer than `LONGEST_SECONDS`, because a hook or a
+Holds: of eight turns with waiters, one is offered first to the last class and one to the middle class. Within a class,
+the turns of tenants are 1/weight apart. A conversation that takes longer than `LONGEST_SECONDS`, because a hook or a
 provider is slow, delays no other one.
-Does not: order anything while fewer than `AT_ONCE` step; it costs next to nothing then.
+Does not: order anything while fewer than `AT_ONCE` step; its cost is then negligible.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StepTurn:
             await self.turns.wait(self)
 
     async def take_next(self) -> None:
-        """Let others go first between two steps."""
+        """Let others take a turn between two steps."""
         turns = self.turns
         # A new conversation yields to interactive work only; otherwise each of its first steps would wait in line.
         if turns.is_full_for(self) or (turns.has_waiters and not self.is_new):
@@ -156,7 +156,7 @@ class StepTurns:
             self._waiting[turn.rank] -= 1
 
     def give(self, turn: StepTurn) -> None:
-        """Give a turn back, if it still counts as taken."""
+        """Give a turn back, unless it no longer counts as taken."""
         self._drop(id(turn))
         self._hand_out()
 
@@ -208,7 +208,7 @@ class StepTurns:
             self._timer = asyncio.get_running_loop().call_later(LONGEST_SECONDS, self._expire_slow)
 
     def _expire_slow(self) -> None:
-        """Stop counting turns that take too long."""
+        """Give back turns that take too long."""
         self._timer = None
         latest = asyncio.get_running_loop().time() - LONGEST_SECONDS
         for key, (_, since) in list(self._holders.items()):

@@ -6,10 +6,10 @@ events and not on the whole history.
 Holds: every shown tool call is directly followed by its result, in the order of the calls. Messages shown in one
 request are unchanged in later ones, so that a provider's prompt cache and a backend's memo stay warm. If the View
 leaves out a call's action or result, neither is shown.
-Differs: a message that arrived after a reply's prompt was made, or between a call and its result, comes after them; the
-original puts it before, and the model takes the reply for an answer to it. A finish keeps its tool call, with a
-result; the original's later prompts show a call without one. A turn that is resumed without a message gets a short
-one, because providers refuse a prompt that ends with the model's own words.
+Differs: a message that arrived after a reply's prompt was made, or between a call and its result, is shown after the
+reply and its results; in the original it comes before, as if the reply answered it. A finish keeps its tool call, with
+a result; later prompts of the original show a call without a result. A turn that is resumed without a message gets a
+short one, because providers refuse a prompt that ends with the model's own text.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class PromptOptions:
     """Options for showing a conversation to a model.
 
     Attributes:
-        max_message_chars: longest text of one observation; longer ones lose their middle.
+        max_message_chars: longest text of one observation; a longer text loses its middle.
         sees_images: whether the model accepts images.
-        shows_pages: whether it is shown pictures of pages (`enable_som_visual_browsing`).
+        shows_pages: whether the model sees pictures of pages (`enable_som_visual_browsing`).
         shows_recalls: whether the results of recalls are shown (`enable_prompt_extensions`).
         disabled_skills: names of skills that are not shown (`disabled_microagents`).
     """
@@ -95,7 +95,7 @@ class ConversationMemory:
         self._since_reply: list[tuple[int, Message]] = []
 
     def add(self, event: Event) -> None:
-        """Add the next event; events outside the View and its companions are ignored."""
+        """Add the next event; events outside the View are ignored, except its companions."""
         if not is_shown(event) and not is_companion(event):
             return
         if isinstance(event, ModelReply):
@@ -126,7 +126,7 @@ class ConversationMemory:
             shown.message = _replace_text(shown.message, text)
 
     def messages(self) -> list[Message]:
-        """Return the messages so far; of a turn with open calls, only the calls with results."""
+        """Return the messages so far; a turn with open calls shows only the calls with results."""
         if self._turn is None:
             return [shown.message for shown in self._shown]
         whole = list(self._shown)

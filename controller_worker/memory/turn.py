@@ -2,9 +2,9 @@
 
 The text of an observation has the prefixes, suffixes and notes of OpenHands (7.2).
 
-Holds: a call is shown if both its action and its result are there. A call without an action is answered by an
-observation without a cause. If a user edited an action before it ran, the result names the edited action, because the
-call shows the model's version. A function of the event. Texts over the limit lose their middle, except for files,
+Holds: a call is shown if both its action and its result exist. A call without an action is answered by an observation
+without a cause. If a user edited an action before it ran, the result names the edited action, because the call shows
+the model's version. A rendering is a function of the event. Texts over the limit lose their middle, except for files,
 recalls and images.
 """
 
@@ -181,7 +181,10 @@ class OpenTurn:
 
 
 def render_edit(asked: Action, ran: Action) -> str:
-    """Return a note for the model that an edited action ran; empty if its own ran, or if the result says so itself."""
+    """Return a note for the model that an edited action ran.
+
+    Empty if the model's own action ran, or if the result already says so.
+    """
     fields = [] if isinstance(ran, PlanAction) else list(_find_edited(asked, ran))
     return EDITED.format(fields="\n".join(f"{name}: {value}" for name, value in fields)) if fields else ""
 

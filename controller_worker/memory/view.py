@@ -57,8 +57,7 @@ class ViewFold:
 
     Attributes:
         version: the last event added.
-        condensations: number of condensations and of changes of agent so far; after one, messages made before are out
-            of date.
+        condensations: number of condensations and of changes of agent so far; each makes earlier messages outdated.
     """
 
     def __init__(self) -> None:
@@ -101,7 +100,7 @@ class ViewFold:
         self.version = event.id
 
     def view(self, *, overflows: int = 0) -> View:
-        """Return the current View. It grows with the fold until the next condensation."""
+        """Return the current View. The same object grows with the fold until the next condensation."""
         return View(self._events, self._has_request, overflows, self._masks)
 
     def list_events(self, events: Sequence[Event]) -> Iterator[Event]:
@@ -134,7 +133,7 @@ class ViewFold:
         return [*others[:place], self._task, *others[place:]]
 
     def _drop_planner(self) -> None:
-        """Remove the planning agent's system message: the other agent's replaces it."""
+        """Remove the planning agent's system message: the executor's system message replaces it."""
         self._events = [event for event in self._events if event is not self._system]
         self._system = None
         self.condensations += 1

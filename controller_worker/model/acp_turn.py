@@ -5,9 +5,8 @@ permission request, or end the turn. A message that arrives during a turn become
 A session lost with its process, host or node is resumed by its id if the agent can load it. Otherwise a new session
 gets the history as text.
 
-Holds: nothing in the log is requested twice. A prompt is given once. The prompt of an agent that continues after a
-crash says that it was interrupted. After `FAILURES` failures in a row, the call fails and the conversation ends in an
-error.
+Holds: nothing in the log is requested twice. A prompt is sent once. After a crash, the agent's next prompt says that it
+was interrupted. After `FAILURES` failures in a row, the call fails and the conversation ends in an error.
 Does not: know whether the agent's work between its last report and a crash took effect.
 """
 
@@ -270,7 +269,7 @@ def _decide_end(stop_reason: str) -> Calls:
 
 
 def _render_history(events: Iterable[Event], why: str = "") -> str:
-    """Return the history as the prompt of a new session; if the task is all, `why` and the task."""
+    """Return the history as the prompt of a new session; if there is only the task, `why` and the task."""
     entries = [entry for event in events if (entry := _render_entry(event))]
     if len(entries) <= 1:
         return "\n\n".join(filter(None, (why, *(entry.removeprefix(USER_PREFIX) for entry in entries)))) or CONTINUE

@@ -3,11 +3,11 @@
 Every worker with settings for batches does this, for all conversations. A lease keeps two workers off the same batch.
 
 Holds: a batch and its calls are in the store before it is sent. If its sender dies, the provider is searched for the
-batch before it is sent again. A worker that has not sent it within half of the time after which others resend it does
-not send it. A call is delivered once; its conversation is woken at least once.
-Does not: stop a worker that is suspended in the few milliseconds between its last look at the clock and the request.
-When it continues, it still sends the batch. The provider charges for it, and its results are dropped. OpenAI refuses
-such a batch; see `BatchProvider.revoke`.
+batch before it is sent again. A worker no longer sends a batch after half of the time after which others resend it. A
+call is delivered once; its conversation is woken at least once.
+Does not: stop a worker that is suspended in the few milliseconds between its check of the clock and the request. When
+it continues, it still sends the batch: the provider charges for it, and its results are dropped. OpenAI refuses such a
+batch; see `BatchProvider.revoke`.
 """
 
 from __future__ import annotations

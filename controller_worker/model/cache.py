@@ -1,7 +1,7 @@
 """Caches replies by exact request, for evaluations that run again.
 
-Each reply is one file, named after the SHA-256 of everything the provider would see. The files are in a directory or
-in an object store that fsspec can reach. A location that all workers share serves a whole cluster.
+Each reply is one file, named after the SHA-256 of the provider's whole input. The files are in a directory or in an
+object store that fsspec can reach. A location that all workers share serves a whole cluster.
 
 Holds: a file is complete or absent. Only complete replies are kept, never errors. No API key is in a file or a file
 name. A cached reply costs nothing.

@@ -1,7 +1,7 @@
 """The critic: a model that reads the agent's work and decides whether its finish counts.
 
 Holds: a question is a function of the View and a verdict is a function of the reply. A worker crash in between costs
-one call, and a replay needs no model. Any answer that is not a clear yes counts as a no. The critic sees the agent's
+one call, and a replay needs no model. Any answer other than a clear yes counts as a no. The critic sees the agent's
 text as a delimited record, never as instructions.
 Does not: inspect the workspace; a goal's check does that.
 """

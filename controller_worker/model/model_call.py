@@ -156,8 +156,8 @@ async def _ask_alternatives(
     """Call each alternative that applies to the latest error, is allowed and has room in its quota.
 
     Returns:
-        The first reply. Otherwise the first retryable error: one is enough to make another attempt worthwhile.
-        Otherwise the reason why a fallback could not be used. Otherwise the first model's error.
+        The first of these that exists: a reply; a retryable error, which makes another attempt worthwhile; the reason
+        why a fallback could not be used; the first model's error.
     """
     failures = [failure]
     obstacles = list[DeckhandsError]()
@@ -188,7 +188,7 @@ async def _ask_alternatives(
 
 
 def _discard_streamed(request: ModelRequest) -> None:
-    """Discard the text streamed so far: another model takes over."""
+    """Discard the text streamed so far, because another model takes over."""
     if request.on_delta is not None:
         request.on_delta(Delta("superseded", ""))
 

@@ -60,7 +60,7 @@ class _Client:
     """A client, or the task that creates it.
 
     Attributes:
-        kept_until: by the monotonic clock; it is not closed before, because its first call has not begun.
+        kept_until: it is not closed before this monotonic time, because its first call may not have started.
         users: the number of calls in progress.
     """
 
@@ -204,7 +204,7 @@ class Models:
         return client is not None and client.is_ready
 
     def find_settings(self, spec: LLMSpec) -> LLMConfig | None:
-        """Return a model's settings; None if they cannot be used. The call then reports the error."""
+        """Return a model's settings; None if they are invalid; the call then reports the error."""
         client = self._clients.get((spec, None))
         if client is not None and client.is_ready:
             return client.made.result()[1]
@@ -246,7 +246,7 @@ class Models:
 
     @property
     def table(self) -> ModelTable:
-        """The models that conversations may name; empty if the table is unreadable, as the first call reports."""
+        """The models that conversations may name; empty if the table is unreadable; the first call then reports it."""
         try:
             return self._profiles.table
         except LLMConfigError:

@@ -2,7 +2,7 @@
 
 In a rollout, `TokenHistory` keeps the tokens recorded for the current segment, for the next call.
 
-Holds: if `take_in` got every event since, a prompt costs only the new events and no read of the log. After a
+Holds: if `take_in` received every event since, a prompt costs only the new events and no read of the log. After a
 condensation it costs one rebuild from the rest of the View. Only replies of the log count, so every worker continues
 from the same tokens.
 """
@@ -100,7 +100,7 @@ class PromptHistory:
         self._tokens = TokenHistory()
 
     async def start(self, events: Sequence[Event]) -> None:
-        """Start with the whole log, which was just read. A long one is read again when it is needed."""
+        """Start with the whole log, which was just read. A long log is not kept, but read again when needed."""
         if len(events) <= MAX_STARTED_EVENTS and not any(event.blobs for event in events):
             self._fold = await self._fold_all(events)
 
@@ -132,7 +132,7 @@ class PromptHistory:
             overflows: how many prompts in a row exceeded the model's window.
 
         Returns:
-            The prompt, or a request of the condenser that comes first.
+            The prompt, or a request of the condenser that must be carried out first.
 
         Raises:
             CorruptEntry: an entry is damaged or missing.

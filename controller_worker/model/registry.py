@@ -142,8 +142,8 @@ def find_backend(config: LLMConfig) -> str:
 
     `auto` chooses scripted and replayed models by their prefix. It chooses the Anthropic backend for Claude at
     Anthropic or at an address with the same protocol. It chooses the OpenAI-compatible backend for any other model with
-    an address and no provider in its name, unless the Responses API is to be used: because the name says so, or because
-    the model is one of OpenAI's that have no other. It chooses litellm for all others.
+    an address and no provider in its name, unless the Responses API is required, by the model's name or because OpenAI
+    offers the model by no other API. It chooses litellm for all others.
 
     Raises:
         LLMConfigError: the configured backend cannot serve the model.

@@ -4,8 +4,8 @@ To all other code, a profile with a `router` is one model. Its own settings are 
 
 Holds: the same request of the same step goes to the same model, even after a crash or a failure. Only `multimodal`
 keeps state, and only to stay with its choice.
-Differs: a recorded overflow is lost when another worker takes the conversation over. The prompt's length reveals it
-again, unless the prompt was condensed in the meantime; then the smaller model suffices.
+Differs: a recorded overflow is lost when another worker takes the conversation over. The length of the prompt shows the
+overflow again, unless the prompt was condensed meanwhile; then the smaller model suffices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Claude, through Anthropic's Messages API.
 
 With a key in the settings, calls use aiohttp without an SDK, as those of `openai_backend` do: the SDK needs twice the
-CPU for a call. Without one, Anthropic's SDK finds the login of the environment, connects and raises. The request bytes
-are the same.
+CPU for a call. Without one, Anthropic's SDK finds the login in the environment and makes the requests. The request
+bytes are the same.
 
 Holds: one attempt per call. A request that the server never read, because it had just closed an idle connection, is
 sent again and does not count as an attempt. The SDK never retries, so a sent body is not kept. A turn that the provider
@@ -65,7 +65,8 @@ class AnthropicLLM:
         """Import a client and create it. Sends no request.
 
         Raises:
-            LLMConfigError: there is no key, or `drop_params` is off and the model refuses a parameter that is set.
+            LLMConfigError: there is no key, or `drop_params` is off and the model does not accept a configured
+                parameter.
         """
         self._config = config
         model = config.model.removeprefix(PREFIX)
@@ -119,7 +120,7 @@ class AnthropicLLM:
         )
 
     async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, ParsedReply, Completion]:
-        """Return a message, its parts and its completion, even if it has no content."""
+        """Return a message, its parts and its completion, even for a message without content."""
         stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
             parameters = {**parameters, "stream": True}

@@ -1,7 +1,7 @@
 """Anthropic's Message Batches.
 
-A batch has no client-chosen name, but each of its calls has one, and the results repeat these names. If the sender of a
-batch died, the batch is recognized by its time and size, and by its results once it has ended.
+Anthropic assigns no client-chosen name to a batch, but its calls have one each, which the results repeat. If the sender
+of a batch died, the batch is found again by its time and size and, once it has ended, by the names in its results.
 
 Holds: at most 100,000 calls and 256 MB per batch (the provider's limits; ours are lower).
 """

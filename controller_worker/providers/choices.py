@@ -19,7 +19,7 @@ class Fallback(BaseModel):
 
     Attributes:
         use: a profile, or a model at the address and with the key of the base settings.
-        on: error codes (see `errors`) that it applies to; empty for all that another model may not have.
+        on: error codes (see `errors`) that it applies to; empty for all errors that another model might avoid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,12 +58,12 @@ class RouteRule(BaseModel):
 
 
 class RouterSpec(BaseModel):
-    """How a profile chooses among others for each call; its own model is the `primary`.
+    """How a profile chooses another profile for each call. Its own model is the `primary`.
 
     Attributes:
         kind: `multimodal`, `rules`, `random` or `class`; see `router`.
         secondary: for `multimodal`: the profile for prompts that fit it and contain no images.
-        rules: for `rules`: the first match is used, or the primary if none matches.
+        rules: for `rules`: the first matching rule is used, or the primary if none matches.
         weights: for `random`: profiles, or `primary`, with their weights.
         path: for `class`: `module:Class`.
         choices: for `class`: the profiles that it may choose from.

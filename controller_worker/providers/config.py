@@ -1,9 +1,9 @@
 """The settings of a model: OpenHands' `LLMConfig`, with its names and defaults.
 
-Holds: an unknown field is rejected, and the error names the nearest known one. No error text contains a value, so no
-key leaks. Every wait has a limit.
-Does not: read the process environment; `from_env` gets one as an argument. The only variables written are those that
-litellm reads at import. Some settings of OpenHands are not supported: see `UNSUPPORTED`.
+Holds: an unknown field is rejected, and the error names the most similar known one. No error text contains a value, so
+no key leaks. Every wait has a limit.
+Does not: read the process environment; `from_env` gets one as an argument. It writes only variables that litellm reads
+at import. Some settings of OpenHands are not supported: see `UNSUPPORTED`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LLMConfig(BaseModel):
     Attributes:
         model: a name as in litellm (`anthropic/claude-…`, `openai/…`, `gemini/…`), a bare name, `scripted/FILE` or
             `replay/FILE`. In a profile, `PROVIDER/*` offers every model of a provider (see `profiles`).
-        tenants: the tenants whose conversations may name this entry; None: all.
+        tenants: the tenants whose conversations may name this entry; None for all.
         scripts_dir: the directory below which conversations may name scripts and recordings; None: they may name none.
         base_model: the real model behind a custom name, such as an Azure deployment. Its features, limits and prices
             apply.
@@ -100,8 +100,8 @@ class LLMConfig(BaseModel):
         aws_access_key_id: the key's id, for Bedrock.
         aws_secret_access_key: the key, for Bedrock.
         aws_region_name: the region, for Bedrock.
-        openrouter_site_url: the site that OpenRouter shows as the caller; None names none.
-        openrouter_app_name: the application that OpenRouter shows as the caller; None names none.
+        openrouter_site_url: the site that OpenRouter shows as the caller; None for none.
+        openrouter_app_name: the application that OpenRouter shows as the caller; None for none.
         backend: the client library for the calls; `auto` chooses by the model's name and address.
         num_retries: attempts in all, including the first.
         retry_multiplier: seconds of the first wait; each further wait is twice as long, between `retry_min_wait` and
@@ -115,16 +115,16 @@ class LLMConfig(BaseModel):
         read_timeout: longest silence in seconds within a reply, and before one that is not streamed.
         fallbacks: models to try at once, in order, when a call fails: names, or names with the errors they apply to.
         max_message_chars: longest text of one observation in a prompt; longer ones lose their middle.
-        temperature: sampling temperature; None sends none.
-        top_p: nucleus sampling; None sends none.
-        top_k: number of candidates of each token; None sends none.
+        temperature: sampling temperature; None: not sent.
+        top_p: nucleus sampling; None: not sent.
+        top_k: number of candidates of each token; None: not sent.
         seed: the sampling seed, for providers that accept one.
         reasoning_effort: how much the model thinks, in the provider's words (`low`, `medium`, `high`, …).
-        max_input_tokens: the longest prompt that a router sends to this model; None decides by model.
-        max_output_tokens: the longest reply; None decides by model.
+        max_input_tokens: the longest prompt that a router sends to this model; None: depends on the model.
+        max_output_tokens: the longest reply; None: depends on the model.
         caching_prompt: whether prompts are marked for the provider's cache.
         ollama_base_url: replaces `base_url` for models of `ollama/` and `ollama_chat/`.
-        disable_vision: True drops images, False sends them; None decides by model.
+        disable_vision: True drops images, False sends them; None: depends on the model.
         completion_kwargs: request fields that override all others. Its `extra_body` holds further fields, its
             `extra_headers` further headers.
         safety_settings: sent to Mistral and Gemini only.
@@ -136,7 +136,7 @@ class LLMConfig(BaseModel):
         batch: use the provider's batch API for conversations without an interactive user; see `batching`.
         drop_params: leave out, with a warning, parameters that the model does not accept; otherwise they are an error.
         native_tool_calling: whether the provider handles tools; False puts them into the prompt as text (see
-            `text_tools`); None decides by model.
+            `text_tools`); None: depends on the model.
         strict_tools: whether the provider enforces the schemas of tool calls; `auto`: if the table knows that the model
             supports it (see `strictness`).
         structured_output: whether the provider enforces the conversation's output schema on text replies; `auto` as
@@ -147,7 +147,7 @@ class LLMConfig(BaseModel):
         service_tier: sent to the provider. The price is that of the tier named in the reply.
         count_tokens: let the provider count a prompt if its exact size matters; see `prompt_count`.
         disable_stop_word: send no stop word with tools in text.
-        stream_replies: whether replies without watchers are streamed; `auto`: those that may be long.
+        stream_replies: whether replies without watchers are streamed; `auto`: only replies that may be long.
         rollout_api: how rollouts send and get exact tokens; see `token_calls`.
         session_header: the header with the conversation's id, by which a router in front of several engines finds the
             one that has the prefix in its cache; None: no header. With the backend `openai` only.
@@ -292,7 +292,7 @@ class LLMConfig(BaseModel):
     @field_validator("api_key")
     @classmethod
     def _is_a_line(cls, value: SecretStr | None) -> SecretStr | None:
-        """Strip a trailing line end, as in a key read from a file. An HTTP header cannot contain one."""
+        """Strip a trailing line end, as in a key from a file, because an HTTP header cannot contain one."""
         key = value.get_secret_value().strip() if value is not None else ""
         if any(char < " " or char == "\x7f" for char in key):
             raise ValueError("a key cannot contain line breaks or control characters")
@@ -416,8 +416,8 @@ def set_litellm_environment() -> None:
 def drop_provider_addresses(known: Iterable[str]) -> list[str]:
     """Remove variables that litellm would read as a provider's address. Return the names that were set.
 
-    Such an address belongs to no entry but would get the keys of entries. Variables of other programs stay: hooks, the
-    operator's tools and SDKs read theirs.
+    Such an address belongs to no entry, but would receive the keys of entries. Variables of other programs stay,
+    because hooks, the operator's tools and SDKs read them.
 
     Args:
         known: the providers; litellm derives variable names from some of them.

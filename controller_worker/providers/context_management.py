@@ -72,7 +72,8 @@ class ThinkingClearing(BaseModel):
     """Drops thinking blocks from a prompt.
 
     Attributes:
-        keep_turns: the number of latest turns that keep theirs; `all` keeps every one; None leaves it to the provider.
+        keep_turns: the number of latest turns whose thinking stays; `all` for every turn; None for the provider's
+            default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

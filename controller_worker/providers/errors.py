@@ -145,7 +145,10 @@ class NoResponseError(ModelError):
 
 
 class TokensMissingError(ModelError):
-    """The reply has no exact tokens, which a rollout records. The server, or its backend here, does not return them."""
+    """The reply has no exact tokens, which a rollout records.
+
+    Either the server or the configured backend does not return them.
+    """
 
     code = "tokens_missing"
 

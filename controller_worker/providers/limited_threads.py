@@ -1,7 +1,7 @@
 """Threads for code that may block forever, such as an operator's class or a provider's library.
 
-Holds: callers can be cancelled, and their wait is limited. A thread that never ends delays neither the event loop, nor
-the loop's threads, nor the exit of the process. The number of such threads is bounded.
+Holds: callers can be cancelled, and their wait is limited. A thread that never ends does not delay the event loop, the
+loop's own threads, or the exit of the process. The number of such threads is bounded.
 Does not: stop a thread; Python cannot.
 """
 

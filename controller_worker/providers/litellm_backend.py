@@ -1,7 +1,7 @@
 """All other providers, through litellm.
 
 Holds: a key is sent only to its own address. A call goes to a public address unless the settings name another one (see
-`egress`). One attempt per call; neither litellm nor its clients retry. litellm fetches nothing at import, prints
+`egress`). One attempt per call; neither litellm nor its clients retry. litellm downloads nothing at import, prints
 nothing, and does not read a `.env` file in the current directory.
 Does not: import litellm before a model is created; that costs seconds of CPU and 250 MB. Does not close the connections
 that litellm keeps for all models of a provider.
@@ -96,7 +96,7 @@ class LitellmLLM:
 
         Raises:
             LLMConfigError: the provider is unknown, or has no public address and none is set; or `drop_params` is off
-                and the model refuses a parameter that is set.
+                and the model does not accept a configured parameter.
         """
         self._config = config
         self._litellm = _import_litellm(config)
@@ -180,7 +180,7 @@ class LitellmLLM:
         return None if found is None or found.error else parse_token_count(found.total_tokens) or None
 
     async def aclose(self) -> None:
-        """Do nothing: the connections belong to litellm, for all models of a provider."""
+        """Do nothing: litellm shares its connections among all models of a provider."""
 
     async def _ask(
         self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None] | None
@@ -290,7 +290,10 @@ def _import_litellm(config: LLMConfig) -> ModuleType:
 
 
 def _route_model(litellm: ModuleType, config: LLMConfig) -> str:
-    """Return the model as litellm routes it. With an address and no provider, it is an OpenAI-compatible server's."""
+    """Return the model as litellm routes it.
+
+    A model with an address and no provider belongs to an OpenAI-compatible server.
+    """
     first, _, rest = config.model.partition("/")
     has_provider = config.custom_llm_provider is not None or (bool(rest) and first in litellm.provider_list)
     return config.model if has_provider or config.base_url is None else f"openai/{config.model}"
@@ -300,7 +303,7 @@ def _find_provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
     """Return litellm's provider of a model; litellm knows some names without one.
 
     Raises:
-        LLMConfigError: it knows none for this name.
+        LLMConfigError: litellm knows no provider for this name.
     """
     if config.custom_llm_provider is None and "/" not in model:
         try:

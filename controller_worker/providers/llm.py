@@ -36,10 +36,10 @@ class TokenPrefix:
     """The recorded tokens that the prompt of a rollout continues.
 
     Attributes:
-        tokens: the prompt and the reply of the call before; empty if a segment starts.
-        messages: the number of messages in that prompt; `digest`: of these and the tools.
+        tokens: the prompt and the reply of the previous call; empty if a segment starts.
+        messages: the number of messages in that prompt; `digest` covers these and the tools.
         model: the model that sampled them, as named in the settings.
-        hint: what may have changed the messages since; the reason of a new segment, if there are no tokens.
+        hint: the likely reason of a new segment, if there are no tokens to continue.
     """
 
     tokens: PackedTokens = field(default_factory=PackedTokens)
@@ -56,7 +56,7 @@ class ReplyTokens:
     Attributes:
         record: the new tokens of the prompt, and the sampled ones.
         start: the tokens before them in their segment.
-        messages: the messages of the prompt; `digest`: of these and the tools.
+        messages: the messages of the prompt; `digest` covers these and the tools.
         reason: why they start a new segment; empty if they continue one, or are the first.
     """
 
@@ -81,10 +81,10 @@ class ModelRequest:
         temperature: overrides the configured one. OpenHands asks again with 1.0 after an empty reply.
         stop: the reply ends before the first of these texts.
         on_delta: called with each piece as it arrives, on the event loop; must not block. None requests the reply in
-            one piece, which costs less. A failed call may have delivered pieces before.
+            one piece, which costs less. A failed call may have delivered pieces before its failure.
         service: the purpose of the call: `agent` for a step, `condenser` for a summary of the history, `critic` for a
             verdict on a finish.
-        carry: sends the request body in place of the connection and returns the answer, parsed from JSON; see
+        carry: handles the request body instead of the connection and returns the answer, parsed from JSON; see
             `batching`. None to use the connection.
         output_schema: the schema of an answer without tool calls, for models that can enforce it; None for none.
         answer: the answer or error of the model `silent`; None for an empty reply.
@@ -172,7 +172,8 @@ class LLM(Protocol):
         Cancelling the task closes the connection within a second. The provider may bill the part it generated.
 
         Raises:
-            ModelError: see `controller_worker.providers.errors` for the family; `retryable` tells whether to try again.
+            ModelError: see `controller_worker.providers.errors` for its subclasses. Retry the call if `retryable` is
+                set.
         """
         ...
 

@@ -63,7 +63,7 @@ class ModelFeatures:
         reasoning_effort: accepts a reasoning effort.
         adaptive_thinking: decides by itself how much to think, if asked to.
         sampling: accepts temperature, top_p and top_k.
-        sampling_defaults: accepts our defaults for these, which the user did not set.
+        sampling_defaults: whether the model accepts our defaults for sampling parameters that the user did not set.
         prompt_cache: accepts explicit cache marks.
         stop_words: accepts stop sequences.
         thoughts: the format in which it accepts its thinking back.

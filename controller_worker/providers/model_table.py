@@ -135,7 +135,7 @@ def find_max_input_tokens(config: LLMConfig) -> int | None:
 def compute_call_cost_usd(
     config: LLMConfig, row: ModelRow | None, usage: CallUsage, sold: CallPricing = CallPricing()
 ) -> float | None:
-    """Return a call's cost by the configured prices, if both are set, else by the table; None if unknown."""
+    """Return a call's cost by the configured prices if both are set, otherwise by the table; None if unknown."""
     if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
         cost = compute_cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
         return cost * (BATCH_SHARE if sold.is_batched else 1.0)
@@ -272,7 +272,7 @@ def _batch_prices(row: Mapping[str, Any]) -> Prices | None:
         return batch
 
     def cheaper(price: float | None, of: float | None) -> float | None:
-        """Return the batch price of cached tokens; if missing, the direct price reduced by the same share."""
+        """Return the batch price of cached tokens; if missing, the normal price with the same discount."""
         return of * BATCH_SHARE if price is None and of is not None else price
 
     return replace(

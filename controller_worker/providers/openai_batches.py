@@ -1,6 +1,6 @@
 """OpenAI's Batch API for Chat Completions: a file of calls, a batch created from it, and result files.
 
-Holds: at most 50,000 calls and 200 MB per batch (the provider's limits; ours are lower). A batch carries our name, by
+Holds: at most 50,000 calls and 200 MB per batch (the provider's limits; ours are lower). A batch has a name of ours, by
 which it is found again. A deleted file cannot become a batch.
 """
 

@@ -101,9 +101,9 @@ def split_body_and_headers(fields: Mapping[str, Any]) -> tuple[dict[str, Any], d
 def may_be_long(config: LLMConfig, fields: Mapping[str, Any], row: ModelRow | None) -> bool:
     """Return whether a reply may take minutes, unless the settings decide it.
 
-    Such a reply is streamed even without watchers. During the silence before a reply in one piece, proxies and servers
-    give up; the reply would be lost and paid for again. The length is unlimited if neither a field nor the table limits
-    it.
+    Such a reply is streamed even without watchers. During a long silence before an unstreamed reply, proxies and
+    servers give up, and the lost reply would be paid for again. The length is unlimited if neither a field nor the
+    table limits it.
     """
     if config.stream_replies != "auto":
         return config.stream_replies == "on"

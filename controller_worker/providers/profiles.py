@@ -21,8 +21,8 @@ model with the base settings.
 Holds: an unknown name is rejected with the list of names. `LLM_…` variables override `[llm]` and never reach a profile.
 A profile with another address or provider than the base does not inherit the fields bound to the base's address
 (`ADDRESS_BOUND_FIELDS`). The file is read once.
-Differs: a bad value is an error that names it. The original warns and uses the defaults, and so another model than
-requested.
+Differs: a bad value is an error that names it. The original warns and uses the defaults, and may so use another model
+than requested.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Profiles:
     def _entries(self) -> list[tuple[OfferedModel, str]]:
         """Every name that conversations may use: first those of the entries, then those of their fallbacks.
 
-        A fallback is offered to the tenants of the settings that name it, and uses these settings.
+        A fallback is offered to the same tenants as the settings that name it, and uses those settings.
         """
         entries = list(self._own_entries)
         named = [("", self._find_base_field("fallbacks"), self._find_base_field("tenants"))]
@@ -156,9 +156,9 @@ class Profiles:
         return entries
 
     def list_unpriced(self, further: Iterable[str] = ()) -> list[str]:
-        """Return the names whose price is unknown, of those that conversations may use and of further ones.
+        """Return the names without a known price, among those that conversations may use and further ones.
 
-        Without scripts, which have prices in their turns, and names whose settings cannot be used.
+        Scripts are left out, because their turns have prices, and so are names with invalid settings.
         """
         found = []
         for name in dict.fromkeys([*(entry.name for entry, _ in self._entries), *further]):
@@ -200,7 +200,7 @@ class Profiles:
         """Return the reference of a fallback that a reference's settings name.
 
         Raises:
-            ModelNotOffered: it is a profile for other tenants.
+            ModelNotOffered: the fallback is a profile for other tenants.
         """
         if name in self._named:
             return self.find_reference(name, tenant)
@@ -313,7 +313,10 @@ class Profiles:
 
 
 def _make_entry(name: str, reference: str, tenants: Any) -> tuple[OfferedModel, str]:
-    """Return an entry of the table. If its tenants are unreadable, it is offered to none; its settings report it."""
+    """Return an entry of the table.
+
+    If its tenants are unreadable, it is offered to no tenant, and its settings raise the error.
+    """
     try:
         limit = LLMConfig.create(model=name, tenants=tenants).tenants if tenants is not None else None
     except LLMConfigError:
@@ -331,12 +334,12 @@ def _find_match(entries: Iterable[tuple[OfferedModel, str]], name: str, tenant: 
 
 
 def find_address(config: LLMConfig) -> tuple[Any, ...]:
-    """Return what the keys of the settings belong to: a custom address or a provider."""
+    """Return the owner of the settings' keys: a custom address or a provider."""
     return _find_address(config.model_dump(include=set(ADDRESS_FIELDS)))
 
 
 def _find_address(fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what the keys of the settings belong to: a custom address or a provider."""
+    """Return the owner of the settings' keys: a custom address or a provider."""
     if fields.get("base_url"):
         return (fields["base_url"],)
     model = fields.get("model")
@@ -349,7 +352,7 @@ def _check_pattern(fields: Mapping[str, Any], model: str) -> None:
     """Reject a pattern that could lead to several addresses, or to models without a name.
 
     Raises:
-        LLMConfigError: the pattern is one of these.
+        LLMConfigError: the pattern could do so.
     """
     pattern = str(fields.get("model", ""))
     if not pattern.endswith(PATTERN_END):

@@ -1,10 +1,10 @@
 """Estimates the size and cost of a call before it is made, for quotas and budgets.
 
-After the call, the provider's report counts, unless it is implausible. Budgets and quotas count the reported usage. A
-report of nothing, zero, negative or billions of tokens would make them useless. Our own estimate replaces such a value.
+After the call, budgets and quotas count the usage reported by the provider, unless it is implausible. A missing, zero,
+negative or absurdly high count would make them useless, so our own estimate replaces it.
 
 Holds: a maximum cost is never below the later cost of the same number of tokens. A plausible figure stays as reported.
-A prompt in the provider's cache is cheap, not short.
+A cached prompt costs less, but its length counts in full.
 Does not: count exactly; the real usage is known after the call; notice an error of less than a factor of ten, which
 only the provider's tokenizer could detect.
 """

@@ -1,9 +1,9 @@
 """Computes when to retry, as a pure function.
 
-Holds: OpenHands' rule: `num_retries` attempts in all, with waits of 8, 16, 32, 64 seconds by default. A wait requested
-by the provider overrides the rule, up to an hour. If a call waited as requested and is refused again, it waits at
-least as long as the rule says for the attempt before. Otherwise a provider that always asks for 0.2 seconds would use
-up all attempts within one second.
+Holds: retries follow OpenHands' rule: `num_retries` attempts in all, with waits of 8, 16, 32, 64 seconds by default. A
+wait requested by the provider overrides the rule, up to an hour. If a call waited as requested and is refused again, it
+waits at least as long as the rule's wait for the previous attempt. Otherwise a provider that always asks for 0.2
+seconds would use up all attempts within one second.
 Does not: wait, or draw the random number that spreads retries; the caller passes it.
 """
 
@@ -36,7 +36,7 @@ def compute_next_wait_seconds(
 def compute_wait_seconds(config: LLMConfig, attempt: int, *, retry_after_seconds: float | None = None) -> float:
     """Return the wait after the attempt with this number, from 1, without jitter.
 
-    It is the wait that the provider asked for, else `multiplier * 2 ** (attempt - 1)`, clamped.
+    It is the wait that the provider requested, else `multiplier * 2 ** (attempt - 1)`, clamped.
     """
     if retry_after_seconds is not None:
         # Differs: the original ignores Retry-After. Retrying earlier only prolongs the limit.

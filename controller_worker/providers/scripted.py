@@ -1,15 +1,14 @@
 """Models without a provider.
 
-`scripted/FILE` follows a script; docs/models.md describes the format. `replay/FILE` replays a recording that
-`deckhands export` wrote. `silent` makes no call and costs nothing, for agents that decide without a model; for an agent
+`scripted/FILE` follows a script; docs/models.md describes the format. `replay/FILE` replays a recording that `deckhands
+export` wrote. `silent` makes no call and costs nothing. It serves agents that decide without a model; for an agent
 whose loop is a program in the sandbox, it returns the program's message and reported cost.
 
 Holds: the request's iteration alone selects a turn, so a step repeated after a crash gets the same reply with the same
 ids. A file named by a conversation lies below the operator's directory, even through links. Only regular files are
 read, up to a size limit. Step N gets the N-th recorded reply, whatever the prompt is. Replies cost nothing.
 Does not: read the messages, or use the network. The number of failures of a turn is kept in this process only: after a
-crash, a turn with `times: 1` fails once more. It does not look at the prompt, or make up replies after the end of the
-recording.
+crash, a turn with `times: 1` fails once more. Neither does it invent replies after the end of a recording.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ LAST_WORDS_TURN = ScriptedTurn(text=THE_END)
 
 
 class Script(_Part):
-    """The turns of a scripted model. After the last turn it finishes, or says that the script has ended.
+    """The turns of a scripted model. After the last turn, the model finishes or says that the script has ended.
 
     Attributes:
         condensation: the reply to every request for a summary of the history.

@@ -2,7 +2,7 @@
 
 A reply of a rollout comes with the exact tokens of its prompt and of its text. The next prompt consists of the tokens
 recorded so far, the tokens that the chat template puts behind the reply, and the tokens of the new messages; recorded
-tokens are never made from text again. `LLM_ROLLOUT_API` selects how they are sent:
+tokens are never computed from text again. `LLM_ROLLOUT_API` selects how they are sent:
 
     chat         `/chat/completions` with `return_token_ids`. The server renders each prompt from its messages. If its
                  tokens do not continue the recorded ones, a new segment starts.
@@ -10,9 +10,9 @@ tokens are never made from text again. `LLM_ROLLOUT_API` selects how they are se
     completions  all prompts as tokens of `/completions`, with `/tokenize` for the messages. The reply is text, so the
                  tools are in the prompt as text. A reply that the engine aborts is continued from its own tokens.
 
-Holds: a reply is returned only with one token for each sampled position. A prompt that does not continue the recorded
-tokens has the reason in `ReplyTokens.reason`. The tokens of new messages are rendered behind the reply that they
-follow, and used only if the template renders that reply alone as the beginning of the same text.
+Holds: a reply is returned only with one token for each sampled position. If a prompt does not continue the recorded
+tokens, `ReplyTokens.reason` says why. The tokens of new messages are rendered together with the reply before them. They
+are used only if the rendering of that reply alone is a prefix of this text.
 Does not: stream.
 """
 
@@ -180,7 +180,10 @@ class TokenCalls:
     async def _tokenize_first(
         self, messages: Sequence[Any], headers: Mapping[str, str], *, tools: bytes
     ) -> PackedTokens:
-        """Return the tokens of a whole prompt. Many conversations start at once, so few answers are read at a time."""
+        """Return the tokens of a whole prompt.
+
+        Only a few answers are read at a time, because many conversations may start at once.
+        """
         async with self._whole_prompts:
             return PackedTokens(array("i", await self._tokenize(messages, headers, tools=tools)))
 
@@ -252,7 +255,7 @@ class TokenCalls:
         return whole, found, size, (ids, logprobs, to_runs(versions))
 
     def _find_limit(self, parameters: Mapping[str, Any], prompt_tokens: int) -> int:
-        """Return how many tokens a reply may have; `/completions` has a default of 16 of them."""
+        """Return the maximum number of tokens of a reply, because the default of `/completions` is only 16."""
         limit = parameters.get("max_completion_tokens", parameters.get("max_tokens"))
         if limit is not None:
             return int(limit)
@@ -267,14 +270,14 @@ class TokenCalls:
 def read_sampled(
     answer: Any, *, may_be_empty: bool = False
 ) -> tuple[array[int], array[float], tuple[tuple[int, int], ...]]:
-    """Return the sampled tokens of an answer, their log-probabilities, and the runs of their versions.
+    """Return the sampled tokens of an answer, their log-probabilities, and their policy versions as runs.
 
     vLLM: `token_ids` and `logprobs` of the choice. SGLang: `meta_info.output_token_logprobs` and
     `meta_info.weight_version`. Versions for each token, as AReaL names them: `output_versions`.
 
     Raises:
-        TokensMissingError: it has none.
-        MalformedReplyError: they are not one number for each token.
+        TokensMissingError: the answer has no tokens.
+        MalformedReplyError: the log-probabilities or versions are not one number for each token.
     """
     try:
         choice = answer["choices"][0]
@@ -316,7 +319,7 @@ def _list_versions(
 
 
 def _to_version(given: Any) -> int:
-    """Return a version; one that is not a number is unknown."""
+    """Return a version; anything but a number is an unknown version."""
     try:
         version = int(given)
     except (TypeError, ValueError, OverflowError):
@@ -325,7 +328,7 @@ def _to_version(given: Any) -> int:
 
 
 def _find_prompt(answer: Any) -> array[int] | None:
-    """Return the tokens of the prompt as the server used them; None if it does not name them."""
+    """Return the tokens of the prompt as the server used them; None if it does not report them."""
     try:
         given = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
         return array("i", _to_ids(given)) if given else None

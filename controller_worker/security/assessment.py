@@ -2,9 +2,9 @@
 
 Installed packages add confirmation policies and risk analyzers, by entry point.
 
-Holds: pure. A failing analyzer counts as HIGH, and a failing policy asks. Every runnable action is assessed while a
-policy requires it. A package cannot replace a built-in policy or analyzer. Its code is loaded only when a conversation
-names it. If it raises, no action runs unconfirmed.
+Holds: pure. If an analyzer fails, the risk is HIGH. If a policy fails, the user is asked. Every runnable action is
+assessed while a policy requires it. A package cannot replace a built-in policy or analyzer. Its code is loaded only
+when a conversation names it.
 Differs: the original asks for only five types of actions, and ran three of those before they were confirmed.
 """
 

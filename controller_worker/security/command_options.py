@@ -1,7 +1,7 @@
 """The meaning of a program's options: the tables `programs.toml` (understood programs) and `gtfobins.toml`.
 
-Holds: an option that the tables do not list is `UNKNOWN`, unless the program has no option of consequence beside the
-listed ones. An abbreviation of an option that starts, writes or sends something counts as that option.
+Holds: an unlisted option is `UNKNOWN`, unless all options of the program that matter are listed. An abbreviation of an
+option that starts, writes or sends something counts as that option.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Program:
     Attributes:
         options: each listed option, and how its value is used.
         operands: how its operands are used; see `programs.toml`.
-        is_listed: its options are the listed ones only; any other is not understood.
+        is_listed: it has only the listed options; any other is not understood.
         here: whether it reads or writes the current directory, too.
-        is_capable: it can start, write or send something beside what it is for.
+        is_capable: it can start, write or send something besides its purpose.
         starts_operand: an operand names a program that it starts.
-        is_opaque: it starts programs or sends data, and no option tells when.
+        is_opaque: it starts programs or sends data, independently of its options.
         least: its lowest rating.
     """
 
@@ -69,7 +69,7 @@ TAKES_VALUE = frozenset((Use.VALUE, Use.READS, Use.WRITES, Use.RUNS, Use.SENDS))
 
 @cache
 def load_programs() -> tuple[Mapping[str, Program], Mapping[str, Program]]:
-    """Return the programs that are understood, and those that are known for their other functions only."""
+    """Return the understood programs, and those of which only dangerous functions are known."""
     listed = _load_table("gtfobins.toml")
     known = {name: _to_known(fields) for name, fields in listed.items()}
     understood = {}
@@ -107,7 +107,7 @@ def _to_known(fields: Mapping[str, Any]) -> Program:
 def split_bundle(program: Program, arguments: Arguments) -> Arguments:
     """Return tar's arguments with its first word as options: `tar xf a.tar` is `tar -xf a.tar`.
 
-    In that old form the values stand behind the word, in the order of their letters.
+    In that old form, the values follow the word, in the order of their letters.
     """
     first = arguments[0] if arguments else None
     if first is None or first.startswith("-"):
@@ -154,7 +154,7 @@ def _parse_whole(program: Program, word: str, left: list[str | None]) -> Iterato
 
 
 def _find_abbreviated(program: Program, name: str) -> Use | None:
-    """Return the most dangerous use of the long options that a word may abbreviate, as getopt_long allows."""
+    """Return the most dangerous use among the long options that a word may abbreviate (getopt_long)."""
     uses = {use for option, use in program.options.items() if len(name) > 2 and option.startswith(name)}
     return next((use for use in DANGEROUS_USES if use in uses), None)
 

@@ -1,8 +1,8 @@
-"""The risk of each program: the meaning of its options and operands for the workspace, and rules for little languages.
+"""The risk of each program: the effect of its options and operands on the workspace, and rules for small languages.
 
-Holds: a program without an entry is UNCLEAR: its name is known, its effect is not. So is a script. An option that is
-not understood counts as the worst that its program can do.
-Does not: contain anything; the sandbox does. The risk is a hint for the user who confirms.
+Holds: a script, or a program without an entry, is UNCLEAR, because its effect is unknown. An option that is not
+understood has the highest risk that its program can have.
+Does not: confine a program; the sandbox does. The risk is a hint for the user who confirms.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ SED_COMMAND = re.compile(
 
 
 def _rate_sed_script(script: str, paths: Paths) -> Rating:
-    """Rate a script of sed: `e` and `w`, as a command or a flag, and all that is not understood, are HIGH."""
+    """Rate a script of sed. HIGH for `e` and `w`, as command or flag, and for parts that are not understood."""
     position, risk = 0, LOW
     while position < len(script):
         if script[position] in " \t\n;{}!,~+":
@@ -304,7 +304,7 @@ def _rate_git(arguments: Arguments, paths: Paths) -> Rating:
 
 
 def _starts_programs(verb: str, word: str) -> bool:
-    """Return whether an argument of git names a program, as it is or abbreviated."""
+    """Return whether an argument of git, possibly abbreviated, names a program."""
     if re.match(r"[A-Za-z][\w+.-]*::", word):
         return True
     if not word.startswith("--"):
@@ -368,7 +368,7 @@ def _rate_printf(arguments: Arguments, _: Paths) -> Rating:
 
 
 def _name_options(values: str, names: str = "") -> Program:
-    """Return a built-in whose operands are names of variables, as are the values of the options `names`."""
+    """Return a built-in whose operands, and the values of its options `names`, are names of variables."""
     options = {f"-{letter}": Use.VALUE for letter in values} | {f"-{letter}": Use.OPERAND for letter in names}
     return Program(options=options, least=LOW)
 

@@ -16,7 +16,7 @@ from broker.contract import ActionSecurityRisk
 
 
 class Rating(IntEnum):
-    """A risk that tells a command understood as MEDIUM from one that is not understood."""
+    """A risk that distinguishes a command understood as MEDIUM from one that is not understood."""
 
     UNKNOWN = -1
     LOW = 0
@@ -27,7 +27,7 @@ class Rating(IntEnum):
 
     @property
     def risk(self) -> ActionSecurityRisk:
-        """The risk as it stands in the log."""
+        """The risk as recorded in the log."""
         return ActionSecurityRisk.MEDIUM if self is Rating.UNCLEAR else ActionSecurityRisk[self.name]
 
 
@@ -76,7 +76,7 @@ def rate_reading(path: str | None, workspace: str) -> Rating:
 
 
 def names_secret(word: str) -> bool:
-    """Return whether an argument of a program holds the path of a secret outside of the workspace."""
+    """Return whether an argument of a program contains the path of a secret outside of the workspace."""
     return OUTSIDE.search(word) is not None and SECRETS.search(word) is not None
 
 
@@ -97,7 +97,7 @@ def rate_writing(path: str | None, workspace: str) -> Rating:
 
 
 def _may_expand_to(path: str, names: frozenset[str]) -> bool:
-    """Return whether a glob may stand for one of the hidden files and directories `names`: `.e*` for `.env`."""
+    """Return whether a glob may match one of the hidden files and directories `names`, as `.e*` matches `.env`."""
     parts = [part for part in path.split("/") if part.startswith((".", "[.")) and GLOB.search(part)]
     return any(fnmatchcase(name, part) for part in parts for name in names)
 
@@ -114,11 +114,11 @@ def _is_inside(path: str, workspace: str) -> bool:
 
 @dataclass(frozen=True)
 class Paths:
-    """Rates paths where a command runs.
+    """Rates paths, given the current directory of a command.
 
     Attributes:
         workspace: the directory that may be changed.
-        directories: the directories that may be the current one: "" is any in the workspace, None an unknown one.
+        directories: the possible current directories: "" for any in the workspace, None for an unknown one.
     """
 
     workspace: str
@@ -139,12 +139,12 @@ class Paths:
         return replace(self, directories=frozenset("" if one == "." else one for one in clean))
 
     def join(self, other: Paths) -> Paths:
-        """Return the paths where either directory may be the current one."""
+        """Return the paths for a command whose current directory may be either one."""
         both = self.directories | other.directories
         return replace(self, directories=both if len(both) <= MAX_DIRECTORIES else frozenset((None,)))
 
     def rate_staying(self) -> Rating:
-        """Return the risk of leaving the shell there, because the next command writes relative to it."""
+        """Return the risk of leaving the shell in this directory, because the next command writes relative to it."""
         return max(self._rate_directory(directory) for directory in self.directories)
 
     def _rate_directory(self, directory: str | None) -> Rating:

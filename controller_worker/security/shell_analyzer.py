@@ -3,7 +3,7 @@
 Holds: fails closed: code that cannot be parsed or is unknown before it runs (a program's name from a variable, `eval`,
 a program on an interpreter's standard input) is HIGH. Every command counts, also in substitutions, functions and
 loops. Pure, so that the same command has the same risk everywhere.
-Does not: contain anything; a command can always be hidden from a parser. The sandbox is the boundary.
+Does not: confine anything: a command can always be hidden from a parser. The sandbox is the boundary.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class _SyntaxWalk:
         return LOW
 
     def _rate_started(self, arguments: Arguments, depth: int) -> Rating:
-        """Rate a program that another one starts; any word may be its name, because the options are not known."""
+        """Rate a program that another one starts. Any word may be its name, because the options are unknown."""
         risks = [UNCLEAR]
         for position, word in enumerate(arguments[:MAX_STARTED_WORDS]):
             if word is None or (word in WRAPPERS or word in RUNNERS or starts_operand(word)):
@@ -474,7 +474,7 @@ def _put_found(argument: str | None, found: str | None) -> str | None:
 
 
 def _is_joined_by_and(node: tree_sitter.Node) -> bool:
-    """Return whether what follows a command runs only if it succeeds."""
+    """Return whether the next command runs only if this one succeeds."""
     after = node.next_sibling
     return after is None or after.type == "&&"
 
@@ -501,7 +501,7 @@ def _rate_variable_test(node: tree_sitter.Node) -> Rating:
 
 
 def _find_known_text(node: tree_sitter.Node) -> str | None:
-    """Return the value of a word at run time; None if it is unknown before. A glob in a path counts as itself."""
+    """Return the value of a word at run time; None if it is unknown. A glob in a path stands for itself."""
     match node.type:
         case "word" | "number":
             text = _to_text(node)
@@ -526,7 +526,7 @@ def _find_known_text(node: tree_sitter.Node) -> str | None:
 
 
 def _find_known_words(node: tree_sitter.Node) -> list[str | None]:
-    """Return the values of a word with `{a,b}` in it; None for a range of letters, and where there are too many."""
+    """Return the values of a word with `{a,b}` in it; None for a range of letters, or if there are too many."""
     left, words = [_find_known_text(node)], list[str | None]()
     if node.type not in ("word", "concatenation"):
         return [*left]
@@ -570,7 +570,7 @@ def _find_names(node: tree_sitter.Node | None) -> Sequence[str]:
 
 
 def _walk(node: tree_sitter.Node, stop: Sequence[str] = ()) -> Iterator[tree_sitter.Node]:
-    """Yield a node and all below it, but nothing below nodes of the types `stop`."""
+    """Yield a node and all nodes below it, but none below nodes of the types `stop`."""
     left = [node]
     while left:
         found = left.pop()

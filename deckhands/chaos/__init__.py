@@ -1,4 +1,4 @@
-"""Chaos: faults in a running cluster under a known workload, and the check of every log that they touched.
+"""Chaos: causes faults in a running cluster under a known workload, and checks every log that they touched.
 
 Start with: chaos.
 """

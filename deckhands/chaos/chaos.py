@@ -1,9 +1,9 @@
-"""A run of chaos: faults in a cluster by a seeded schedule, a known workload meanwhile, then the check of every log.
+"""A run of chaos: faults by a seeded schedule during a known workload, then a check of every log.
 
-Holds: everything is bounded. No process gets a signal that is not proven to be a worker of its role, see `victims`.
-A fault that does not end by itself is in a journal before it takes effect. It is undone at the end of the run, or by
-the next run if this process dies. A role whose killed worker is not replaced is left alone from then on.
-Does not: touch a cluster in which conversations of others are in progress, unless the operator allows it.
+Holds: everything is bounded. A process gets a signal only if it is proven to be a worker of its role, see `victims`. A
+fault that does not end by itself is in a journal before it takes effect. It is undone at the end of the run, or by the
+next run if this process dies. If a killed worker is not replaced, its role is left alone from then on.
+Does not: touch a cluster with other conversations in progress, unless the operator allows it.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class ChaosSpec:
         faults: names of `FAULTS`.
         every_seconds: the mean time between faults.
         duration_seconds: how long faults happen.
-        settle_seconds: how long conversations may take to come to rest afterwards.
+        settle_seconds: how long conversations may take to settle afterwards.
         conversations: how many are in progress at once.
         own_pairs: how many pairs of a controller and a tool worker are added; their links to the store may fail.
-        allows_others: whether conversations of others may be in progress; then no worker is added.
+        allows_others: whether other conversations may be in progress; then no worker is added.
         shares_pids: see `find_workers`.
         store_directory: of the embedded store.
-        store_restarts: whether a supervisor starts the store again when it ends; else it is not ended.
+        store_restarts: whether a supervisor restarts the store; otherwise it is never ended.
         environment: for own workers.
     """
 
@@ -122,7 +122,7 @@ class Chaos:
     """One run.
 
     Args:
-        client: of the cluster; it should wait for the store for longer than faults of the store last.
+        client: a client of the cluster, which should wait for the store longer than faults of the store last.
         on_notice: gets a line for the schedule, and for each fault.
     """
 
@@ -154,13 +154,13 @@ class Chaos:
         self._workload: Workload
 
     async def run(self, stop: asyncio.Event | None = None) -> ChaosReport:
-        """Run to the end: the faults, the rest after them, and the check.
+        """Cause the faults, wait until all conversations settle, and check the logs.
 
         Args:
-            stop: ends the faults early when it is set; all else follows.
+            stop: ends the faults early when it is set; the rest of the run follows.
 
         Raises:
-            UsageError: conversations of others are in progress.
+            UsageError: other conversations are in progress.
             DeckhandsError: the cluster cannot be used.
         """
         spec, stop = self._spec, stop or asyncio.Event()
@@ -195,7 +195,7 @@ class Chaos:
             return await self._report(schedule, began.timestamp(), unsettled, seconds, others, is_cut=stop.is_set())
 
     def _plan(self) -> list[tuple[float, str]]:
-        """Draw the schedule: each fault in turn of a drawn order, so that a short run has many kinds."""
+        """Draw the schedule. It repeats a random order of all faults, so that even a short run has many kinds."""
         spec, due = self._spec, 0.0
         schedule: list[tuple[float, str]] = []
         kinds: list[str] = []
@@ -215,7 +215,7 @@ class Chaos:
         return least + (most - least) * self._draw()
 
     async def _find_others(self, *, updated_after: datetime | None = None) -> list[str]:
-        """Return the conversations that no run of chaos has started: those in progress, or those with news."""
+        """Return conversations that were not started by chaos and are in progress or have new events."""
         selection = Selection(states=IN_PROGRESS if updated_after is None else frozenset())
         return [
             row.conversation_id
@@ -286,10 +286,10 @@ class Chaos:
             await asyncio.gather(*lasting, return_exceptions=True)
 
     async def _cause(self, kind: str, due: float) -> Coroutine[Any, Any, None] | None:
-        """Cause a fault, and return what ends it; None if it ends by itself.
+        """Cause a fault, and return a function that ends it; None if it ends by itself.
 
         Raises:
-            NotPossible: it cannot be tried.
+            NotPossible: the fault cannot be tried.
         """
         if kind in ("kill", "stop"):
             return await self._signal_worker(kind, due)
@@ -361,7 +361,7 @@ class Chaos:
             found.close()
 
     def _choose(self, victims: tuple[Victim, ...], live: Counter[str]) -> Victim:
-        """Choose a role, then one of its workers; not a role that waits for the replacement of a killed worker."""
+        """Choose a role, then one of its workers. A role whose killed worker is not yet replaced is left out."""
         for role, (number, since) in list(self._waiting_for.items()):
             if live[role] >= number:
                 del self._waiting_for[role]
@@ -647,7 +647,7 @@ def _send(process: ProvenProcess, number: signal.Signals) -> None:
 
 
 def _find_connection_name(worker_id: str) -> str:
-    """Return the name of a worker's connections; empty if its id names no process."""
+    """Return the name of a worker's connections; empty if its id contains no process id."""
     try:
         return make_connection_name(worker_id)
     except ValueError:
@@ -655,7 +655,7 @@ def _find_connection_name(worker_id: str) -> str:
 
 
 def _shares_process(worker_id: str, other_id: str) -> bool:
-    """Return whether two ids of workers, `ROLE-HOST-PID-…`, name one process."""
+    """Return whether two ids of workers, `ROLE-HOST-PID-…`, belong to the same process."""
     return worker_id.split("-")[1:3] == other_id.split("-")[1:3]
 
 
@@ -667,7 +667,7 @@ def _find_mount(path: Path) -> Path:
 
 
 def _write_until_full(path: Path) -> None:
-    """Fill a file system; the file is bounded by it, see `MAX_SMALL_DISK_BYTES`."""
+    """Fill a file system with one file. Only its size bounds the file, see `MAX_SMALL_DISK_BYTES`."""
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         for _ in range(MAX_SMALL_DISK_BYTES // BALLAST_STEP_BYTES):
             file.write(b"\0" * BALLAST_STEP_BYTES)

@@ -1,8 +1,8 @@
 """The clock of one process, which can jump: libfaketime in front of the C library's functions of time.
 
 The clock of a machine belongs to all its programs, and Linux has no other one for a container (a time namespace covers
-the monotonic clocks only). So a jump is possible for processes that are started for it, and for no others.
-Does not: change the monotonic clock, as a correction of the time does not.
+the monotonic clocks only). So only a process that was started with this clock can see a jump.
+Does not: change the monotonic clock; neither does a real correction of the time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FakeClock:
 
     @classmethod
     def find_library(cls) -> Path | None:
-        """Return the library, where packages of distributions have it."""
+        """Return the path of the library, as distributions install it."""
         found = (path for pattern in LIBRARIES for path in Path("/").glob(f"{pattern[1:]}/{LIBRARY}"))
         return next(found, None)
 

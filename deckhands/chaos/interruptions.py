@@ -19,10 +19,10 @@ STOP_SECONDS = 4.0
 async def interrupt_workers(cluster: Cluster, *, every_seconds: float, seed: int, on_notice: Notice) -> None:
     """Kill or stop a random worker after each random pause; never returns.
 
-    A stopped worker is continued, also when this is cancelled.
+    A stopped worker is continued, even if this call is cancelled.
 
     Args:
-        every_seconds: the mean pause; a pause has half of it to one and a half times as much.
+        every_seconds: the mean pause; each pause is 0.5 to 1.5 times as long.
         seed: determines the pauses and the workers.
     """
     number = 0

@@ -1,6 +1,6 @@
 """Workers that chaos adds to a cluster, each behind its own proxy and with its own clock, so that both can fail.
 
-Holds: they end with their process. One that ends is started again.
+Holds: the workers end with this process. A worker that ends is started again.
 """
 
 from __future__ import annotations

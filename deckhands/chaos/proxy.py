@@ -1,4 +1,4 @@
-"""A proxy between one worker and the store, which can be slow, or pass nothing on.
+"""A proxy between one worker and the store, which can delay or block the traffic.
 
 Holds: bytes stay in order. While the link is cut, connections stay open and new ones are accepted, as with a network
 that drops packets. It ends with its process, so it leaves nothing to undo.
@@ -38,7 +38,7 @@ class StoreProxy:
 
     @staticmethod
     def supports(url: str) -> bool:
-        """Return whether a proxy can lead to this store: one server, without TLS."""
+        """Return whether a proxy can serve this store, which must be one server without TLS."""
         return urlsplit(url).scheme in SCHEMES
 
     @property
@@ -61,11 +61,11 @@ class StoreProxy:
         self._path.unlink(missing_ok=True)
 
     def cut(self) -> None:
-        """Pass nothing on."""
+        """Block the traffic."""
         self._open.clear()
 
     def join(self) -> None:
-        """Pass everything on again, with the delay that it has. Idempotent."""
+        """Let the traffic pass again, with the current delay. Idempotent."""
         self._open.set()
 
     def restore(self) -> None:

@@ -24,7 +24,7 @@ class Fault:
         after_seconds: the time since the start of the run.
         target: the worker, the conversation of a workspace host, or the store.
         lasted_seconds: 0 for a kill.
-        planned_after_seconds: when the schedule had it.
+        planned_after_seconds: the time in the schedule.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Times in seconds; None without any."""
+    """Statistics of times in seconds; None if there are no times."""
 
     count: int
     p50: float | None
@@ -62,13 +62,13 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class EffectCounts:
-    """The effects of the commands, by the files of their workspaces.
+    """Counts of the commands by effect, read from the files of their workspaces.
 
     Attributes:
         commands: how many the agents decided on and got an answer for.
-        done: ran once, to their end, and the log says so.
-        unknown: the log says that the outcome is unknown, or that the command failed; it ran at most once.
-        lost: the log says that they ran, and they did not, or not to their end.
+        done: ran once, to their end, as in the log.
+        unknown: the log records an unknown outcome or a failure; they ran at most once.
+        lost: did not run, or not to their end, although the log says so.
         doubled: ran more than once.
         unread: in workspaces that could not be read.
     """
@@ -92,9 +92,9 @@ class ChaosReport:
         schedule: the planned faults, each with its seconds after the start.
         not_tried: the reason, by fault.
         unreachable: the reason, by worker that got no signal.
-        conversations: how many were started; `finished` of them ended as they should.
-        redriven: how often a conversation was continued that three dying workers had made a dead letter, as promised.
-        unsettled: conversations that did not come to rest after the faults.
+        conversations: the number started; `finished` of them ended correctly.
+        redriven: how many conversations became a dead letter after three workers died, as promised, and were continued.
+        unsettled: conversations that did not settle after the faults.
         logs: how many logs were verified.
         findings: faults of the cluster: violations of the specification of a log, and effects lost or doubled.
     """
@@ -118,9 +118,9 @@ class ChaosReport:
 
     @property
     def holds(self) -> bool:
-        """Whether every log is correct, every conversation has come to rest, and no effect was lost or doubled.
+        """Whether every log is correct, every conversation has settled, and no effect was lost or doubled.
 
-        A run that shows nothing does not hold, see `gaps`.
+        False for a run that proves nothing, see `gaps`.
         """
         return not (self.findings or self.unsettled or self.effects.lost or self.effects.doubled or self.gaps)
 

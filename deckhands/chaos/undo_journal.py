@@ -1,8 +1,8 @@
 """The faults in effect, in a file, so that they can be undone after the death of the process that caused them.
 
 Holds: a fault is in the file before it takes effect, and leaves it after it was undone. Undoing is idempotent, and
-succeeds when the file cannot be written: the fault is undone once more later.
-Does not: list faults that end by themselves: kills, and those of proxies, which end with their process.
+succeeds even if the file cannot be written; the fault is then undone again later.
+Does not: list faults that end by themselves, such as kills, or faults of proxies, which end with their process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OpenFault:
     Attributes:
         kind: `stop`, `memory` or `disk`.
         pid, started: of `stop`: the stopped process and its start, in ticks since the boot of the machine.
-        value: of `memory`: the limit of the store before, in bytes; of `disk`: the path of the file that fills it.
+        value: for `memory`, the store's previous limit in bytes; for `disk`, the path of the file that fills it.
         generation: of `memory`: the generation of the store.
     """
 
@@ -79,7 +79,7 @@ class UndoJournal:
         """Undo every recorded fault and return a line for each.
 
         Args:
-            store: None: the limits of stores stay as they are, and recorded.
+            store: None: changed limits of stores stay, and stay recorded.
         """
         # The disk comes first, since nothing can be written while it is full, and what needs the store last: it may not
         # answer. The oldest limit was there before the others.
@@ -97,7 +97,7 @@ class UndoJournal:
         return lines
 
     async def undo(self, fault: OpenFault, store: Store | None) -> str:
-        """Undo a fault and return a line about it; empty if it needs the store that it was caused in. Idempotent."""
+        """Undo a fault and return a line about it; empty if undoing needs the store, and there is none. Idempotent."""
         line = await _undo(fault, store)
         if line:
             self.remove(fault)

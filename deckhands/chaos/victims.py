@@ -1,9 +1,9 @@
-"""The processes of a cluster on this machine, each proven to be what the store says before it gets a signal.
+"""The processes of a cluster on this machine. Each is proven to be a worker before it gets a signal.
 
 A worker reports its host and process id to the store, and any user with the rights of a worker can forge a report. So a
 report alone proves nothing: by its command line, the process must run a worker of that role; it must be older than the
-report; and this user must be allowed to signal it. It is held by a descriptor, so a signal reaches this process and no
-later one with its number.
+report; and this user must be allowed to signal it. The process is held by a descriptor, so a signal never reaches a
+later process with the same id.
 
 Does not: reach the workers of other hosts; they are returned by name.
 """
@@ -78,7 +78,7 @@ class ProvenProcess:
         os.close(self.handle)
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal; return whether the process was still there."""
+        """Send a signal; return whether the process still existed."""
         try:
             signal.pidfd_send_signal(self.handle, number)
         except ProcessLookupError:
@@ -86,7 +86,7 @@ class ProvenProcess:
         return True
 
     def runs_module(self, modules: Collection[str]) -> bool:
-        """Return whether it is a Python that runs one of these modules, or Celery with its application."""
+        """Return whether this is a Python process that runs one of these modules, or Celery with its application."""
         pairs = zip(self.arguments, self.arguments[1:], strict=False)
         return any(
             (option == "-m" and name in modules)
@@ -95,7 +95,7 @@ class ProvenProcess:
         )
 
     def compute_age_seconds(self) -> float:
-        """Return how long it has run."""
+        """Return the time since its start."""
         uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
         return uptime - self.started / os.sysconf("SC_CLK_TCK")
 
@@ -114,7 +114,7 @@ class FoundWorkers:
     """The workers of a cluster.
 
     Attributes:
-        victims: one for each process.
+        victims: the proven workers, one for each process.
         unreachable: the reason, by worker.
     """
 
@@ -122,7 +122,7 @@ class FoundWorkers:
     unreachable: Mapping[str, str]
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close all processes."""
         for victim in self.victims:
             os.close(victim.process.handle)
 
@@ -132,7 +132,8 @@ def find_workers(members: Sequence[ClusterMember], now: datetime, *, shares_pids
 
     Args:
         now: the time of this machine's clock, with which workers report when they registered.
-        shares_pids: whether the workers' containers share the process ids of this one, though not its host's name.
+        shares_pids: whether the workers' containers share this container's process ids, although their host names
+            differ.
     """
     victims: dict[int, Victim] = {}
     unreachable: dict[str, str] = {}
@@ -154,7 +155,7 @@ def find_workers(members: Sequence[ClusterMember], now: datetime, *, shares_pids
 
 
 def _parse_worker_id(member: ClusterMember) -> tuple[str, int]:
-    """Return the host and the process id in a worker's id; 0 if there is none."""
+    """Return the host and the process id in a worker's id; the process id is 0 if there is none."""
     parts = member.worker_id.split("-")
     if len(parts) != 4 or not parts[2].isdecimal() or len(parts[2]) > 9:
         return "", 0
@@ -199,7 +200,7 @@ def find_hosts(conversation_ids: Collection[str]) -> Iterator[tuple[str, ProvenP
 
 
 def open_store_process(pid: int, directory: Path, *, age_seconds: float) -> ProvenProcess | None:
-    """Return the process of the store, a server of this age that works in its directory; None if it is not one.
+    """Return the store's process, if it is a server with this age and directory; else None.
 
     A store on another host, or in a container, may report the number of a process of this host.
     """

@@ -95,7 +95,7 @@ class Workload:
                 await asyncio.sleep(RETRY_SECONDS)  # a fault of the store; the key makes the call repeatable
 
     async def _settle(self, conversation_id: str) -> None:
-        """Wait until a conversation rests; a dead letter is continued, as an operator would."""
+        """Wait until a conversation settles; continue a dead letter, as an operator would."""
         conversations = Conversations(self._client.store)
         redrives = 0
         while True:

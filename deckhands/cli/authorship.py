@@ -27,7 +27,7 @@ reason_option = click.option(
 
 
 def author_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--by` and `--reason` to a verb; `with_author` and `record_operation` read them."""
+    """Add `--by` and `--reason` to a command; `with_author` and `record_operation` read them."""
     return by_option(reason_option(command))
 
 
@@ -44,7 +44,7 @@ def with_author(client: Client, action: str) -> Client:
 
 
 async def record_operation(client: Client, action: str, target: str, tenant: str = "") -> None:
-    """Record the author and the reason of an operation that no log records, if the user gave one of them."""
+    """Record the author and the reason, if given, of an operation that is recorded in no log."""
     found = _find()
     if found is not None:
         from deckhands.server import Operations
@@ -59,7 +59,7 @@ def find_given() -> tuple[str, str]:
 
 
 def _find() -> tuple[str, str] | None:
-    """Return the author and the reason; without `--by`, the author is the user who is logged in."""
+    """Return the author and the reason; without `--by`, the author is the logged-in user."""
     by, reason = find_given()
     return (by or _find_login(), reason) if by or reason else None
 

@@ -51,11 +51,11 @@ def check_takes_tools(agent: str, option: str) -> None:
 def with_delegates(agent: AgentSpec, given: Sequence[str], *, has_delegation: bool = False) -> AgentSpec:
     """Return the agent with its delegates, each given as NAME, a known agent, or as NAME=FILE.
 
-    A delegate without a file is the agent itself under the other name, as in `controller_worker`; a file without a
-    model gives the agent's model.
+    A delegate without a file is the agent itself under the other name, as in `controller_worker`; without a model in
+    its file, it has the agent's model.
 
     Args:
-        has_delegation: also add the agents that files in the home directory define, and let the agent delegate to those
+        has_delegation: also add the agents defined by files in the home directory, and let the agent delegate to agents
             of its workspace and control its delegates.
 
     Raises:

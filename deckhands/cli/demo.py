@@ -59,7 +59,7 @@ class Kill:
     at: datetime
 
     def takeover_seconds(self, takeover: Takeover) -> float | None:
-        """Return the time from the kill to a takeover of this worker's work; None if it was another worker's."""
+        """Return the time from the kill to a takeover; None if it took over another worker's work."""
         pid = takeover.from_worker.split("-")[-2]  # see `broker.runtime.ids.new_worker_id`
         return (takeover.at - self.at).total_seconds() if pid == str(self.pid) else None
 

@@ -33,7 +33,7 @@ def option_of(name: str) -> Callable[[F], F]:
     """Return the option of a field: a flag, a choice, a text or a number, or several texts.
 
     Raises:
-        TypeError: its type has no such form; write its option by hand.
+        TypeError: its type has no such form; define the option by hand.
     """
     field = TaskSpec.model_fields[name]
     kind = _plain(field.annotation)

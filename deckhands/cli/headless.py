@@ -120,9 +120,9 @@ class HeadlessTask:
     """The parameters of a run.
 
     Attributes:
-        trajectory: the directory through which it is saved, and its path in it; None: nowhere.
+        trajectory: the directory where the trajectory is saved, and its path below it; None to save none.
         is_continued: whether `AUTO_CONTINUE` answers an agent's questions.
-        permitted: the folders that it may change.
+        permitted: the folders that the run may change.
         files: further files for the workers.
         environment: for the workers.
     """
@@ -230,7 +230,7 @@ def _task_of(options: HeadlessOptions) -> HeadlessTask:
 
 
 def _require_docker(environment: dict[str, str]) -> None:
-    """Refuse a run whose commands could not run, before it costs anything. Blocks for a second or two.
+    """Refuse a run whose commands could not run, before it causes costs. Blocks for a second or two.
 
     Raises:
         UsageError: no image is named, the engine is missing, or it lacks the image; the text says which.

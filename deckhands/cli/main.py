@@ -50,7 +50,10 @@ def main() -> NoReturn:
 
 
 def _load(verb: CommandEntry) -> None:
-    """Import the module of a command. Meanwhile Ctrl-C ends the process: pydantic would report it as an error."""
+    """Import the module of a command.
+
+    Meanwhile, Ctrl-C ends the process, because pydantic would report it as an error.
+    """
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -87,7 +90,7 @@ def _report_error(error: DeckhandsError) -> int:
 
 
 def _of_home(error: Exception) -> DeckhandsError | None:
-    """Return the error to report for an unusable file in the home directory; None for any other error."""
+    """Return the error to report if a file in the home directory is unusable; None for any other error."""
     from deckhands.settings import CliSettings
 
     with suppress(UsageError):

@@ -57,7 +57,7 @@ class ListOptions:
 
 
 class Amount(click.FloatRange):
-    """A finite number: `nan` compares with nothing, and an unlimited value is given by leaving the option out."""
+    """A finite number. `nan` cannot be compared, and an unlimited value is expressed by omitting the option."""
 
     def __init__(  # the names are click's
         self,

@@ -1,4 +1,4 @@
-"""Progress of a long command: a bar on a terminal, a line now and then elsewhere; all on standard error."""
+"""Progress of a long command: a bar on a terminal, occasional lines elsewhere; all on standard error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProgressCounter:
 
     Args:
         what: the counted items, such as `tasks submitted`.
-        total: how many there will be; None if unknown.
+        total: the total number; None if unknown.
     """
 
     def __init__(self, what: str, total: int | None = None) -> None:
@@ -45,7 +45,7 @@ class ProgressCounter:
             note("")
 
     def add(self, number: int = 1) -> None:
-        """Count some more, and show it if it is time to."""
+        """Count further items, and show the progress if due."""
         self.done += number
         now = SYSTEM_CLOCK.monotonic()
         if now - self._shown_at < (REDRAW_SECONDS if self._is_bar else LINE_SECONDS):
@@ -101,7 +101,7 @@ def bar_line(counted: str, done: float, total: float | None, seconds: float) -> 
     """Return a bar with the count, the rate and the remaining time.
 
     Args:
-        done, total: in any unit; a total of None is unknown.
+        done, total: in any unit; None for an unknown total.
         seconds: since the start.
     """
     if total is None:

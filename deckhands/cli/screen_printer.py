@@ -53,7 +53,7 @@ class ScreenPrinter(EventPrinter):
     """Prints events on a terminal, above a status line of the conversation.
 
     Args:
-        area: where the status line is; None: the last line of the terminal.
+        area: the area of the status line; None for the last line of the terminal.
     """
 
     def __init__(self, *, is_whole: bool = False, has_status: bool = True, area: Area | None = None) -> None:

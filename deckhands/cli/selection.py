@@ -137,7 +137,7 @@ class BulkAction:
     Attributes:
         done: the participle: `paused`, `deleted`.
         fits: whether the action applies to a conversation of a selection; others are skipped.
-        is_end: whether the user must confirm it for a selection.
+        is_end: whether the user must confirm the action for a selection.
         reaches_archive: whether it also applies to archived conversations, given by their full ids.
     """
 
@@ -172,7 +172,7 @@ class _BulkOutcomes:
                 print_json({"conversation_id": conversation_id, "done": True})
 
     def fail(self, conversation_id: str, error: DeckhandsError) -> None:
-        """Count a refused one."""
+        """Count a refused conversation."""
         self.failed += 1
         if len(self.failures) < SHOWN_FAILURES:
             self.failures.append(error.message)
@@ -191,12 +191,12 @@ class _BulkOutcomes:
 
 
 async def run_on_chosen(chosen: Chosen, action: BulkAction, *, as_json: bool, is_sure: bool = False) -> int:
-    """Act on every chosen conversation, and return the exit code: 1 if it was refused for some.
+    """Act on every chosen conversation, and return the exit code: 1 if any was refused.
 
     Raises:
-        UsageError: the choice is missing or ambiguous, or no terminal is there to confirm.
+        UsageError: the choice is missing or ambiguous, or there is no terminal for the confirmation.
         click.Abort: the user does not confirm.
-        StoreError: the store is unavailable; the printed conversations are done.
+        StoreError: the store is unavailable; the action has taken effect for the printed conversations.
     """
     from deckhands.cli.progress import ProgressCounter
     from deckhands.client import derive_task_conversation_id

@@ -3,9 +3,9 @@
     .agents/skills/NAME/…          the files of a skill
     .agents/skills/pins.json       the source, the pin and the digest of each installed skill
 
-Holds: only the pinned content is installed, only regular files of folders with a `SKILL.md`, and each skill at once. No
-hook, attribute, submodule or link of a source takes effect. A folder that was not installed here is never replaced.
-Untrusted: a source, and everything below a workspace, its pins included: forged pins can only make the check wrong.
+Holds: only the pinned content is installed, only regular files of folders with a `SKILL.md`, and each skill atomically.
+No hook, attribute, submodule or link of a source takes effect. A folder that was not installed here is never replaced.
+Untrusted: a source, and everything below a workspace, including its pins. Forged pins can only falsify the check.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def fetch_skills(source: str, *, commit: str | None, digest: str | None, only: C
         only: names of the skills to return; none for all. The others are not checked.
 
     Raises:
-        UsageError: it cannot be fetched, has another digest, or has no usable skill; names the source.
+        UsageError: the source cannot be fetched, has another digest, or has no usable skill; the text names it.
     """
     if (commit is None) == (digest is None):
         raise UsageError(
@@ -91,7 +91,7 @@ def install_skills(top: Path, skills: Skills, *, source: str, pin: str) -> list[
     """Write skills below a folder, with their pins, and return their paths.
 
     Raises:
-        UsageError: a folder of this name exists that was not installed from here, a link leads elsewhere, or the
+        UsageError: a folder of this name exists that this command did not install, a link leads elsewhere, or the
             system refuses a file.
     """
     home = _open_skill_folder(top)
@@ -143,7 +143,7 @@ def read_pins(top: Path) -> dict[str, Pin]:
 
 
 def check_pins(top: Path) -> list[str]:
-    """Return what is wrong with the installed skills of a folder, as sentences."""
+    """Return the problems of the installed skills of a folder, as sentences."""
     found = []
     try:
         pins = read_pins(top)
@@ -248,7 +248,7 @@ def _download(url: str) -> bytes:
 
 
 def _unpack(source: str, content: bytes) -> bytes:
-    """Return a tar file without its compression, or a ZIP file as it is. What it may unpack to is limited."""
+    """Return a tar file without its compression, or a ZIP file as it is. The unpacked size is limited."""
     if content.startswith(b"\x1f\x8b"):
         packed = zlib.decompressobj(wbits=31)
         try:
@@ -293,7 +293,7 @@ def _check_skill(name: str, text: str) -> list[str]:
 
 
 def _read_name(text: str) -> str:
-    """Return the name of a skill whose folder has none."""
+    """Return the name of a skill in the top folder, which has no name."""
     found = re.search(r"^name:[ \t]*[\"']?([a-z0-9-]+)", text, re.MULTILINE)
     return found[1] if found else ""
 
@@ -348,7 +348,7 @@ def _compute_digest(files: Mapping[str, TreeFile]) -> str:
 
 
 def _open_skill_folder(top: Path) -> Path:
-    """Return the folder of installed skills, which is made if it is missing."""
+    """Return the folder of installed skills, created if missing."""
     home = top / SKILLS
     for folder in (home.parent, home):
         if folder.is_symlink():

@@ -32,8 +32,8 @@ class TaskDefaults:
     Attributes:
         place: the workspace of -w.
         secrets: values by name.
-        own: the options that are fields of `TaskSpec` as they are, made once for all tasks; see `fields_of`.
-        is_here: whether the cluster is on this machine, where it finds the scripts of scripted models.
+        own: the options that are fields of `TaskSpec` in the same form, computed once for all tasks; see `fields_of`.
+        is_here: whether the cluster is on this machine, and so finds its scripts of scripted models.
     """
 
     options: TaskOptions
@@ -92,7 +92,7 @@ def place_for_all(options: TaskOptions, workspace: str | None) -> WorkspaceInput
     """Return the workspace of -w for all tasks of a file.
 
     Raises:
-        UsageError: it is a file to upload, or is invalid.
+        UsageError: it is a file to upload, or invalid.
     """
     place = place_of(workspace, options)
     if place.content is not None:

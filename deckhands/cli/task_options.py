@@ -58,7 +58,7 @@ class SpecOptions:
     """The options that `spec_options` adds to a command: a field for each, under click's name.
 
     Attributes:
-        critic: None if there is none; "" is a critic without instructions.
+        critic: None for no critic; "" for a critic without instructions.
         memory: the project whose notes are kept; None keeps none.
         generated: fields of `TaskSpec` given by options of `add_generated_options`.
     """
@@ -113,7 +113,7 @@ class TaskOptions(SpecOptions):
     """The options that `task_options` adds to a command.
 
     Attributes:
-        argument: the task as the argument; `text` and `file` are the options that give it.
+        argument: the task as an argument; `text` and `file` are the options for it.
     """
 
     argument: str | None
@@ -340,7 +340,7 @@ def spec_of(
 
 
 def fields_of(options: SpecOptions) -> dict[str, Any]:
-    """Return the options that are fields of a task as they are.
+    """Return the options that are fields of a task in the same form.
 
     Raises:
         UsageError: the name of a tenant or an experiment is invalid, or a picture cannot be used.

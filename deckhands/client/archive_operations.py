@@ -72,10 +72,10 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
 async def load_binary(
     log: EventLog, archive: Archive | None, conversation_id: str, events: Sequence[Event]
 ) -> dict[str, bytes]:
-    """Return the blobs of a conversation's events that are bytes, by address, from the store or the archive.
+    """Return the binary blobs of a conversation's events, by address, from the store or the archive.
 
     Raises:
-        CorruptEntry: one is in neither, or damaged.
+        CorruptEntry: a blob is missing in both, or damaged.
     """
     addresses = list_binary(events)
     if not addresses:
@@ -112,7 +112,7 @@ async def remove_files(archive: Archive, conversation_id: str, *, tenant: str | 
     A file that belongs to another conversation is kept, even if this conversation's file names it.
 
     Args:
-        tenant: of the conversation; the file of another tenant's conversation with the same id is kept. None: any.
+        tenant: the tenant of the conversation; a file with the same id of another tenant is kept. None for any tenant.
     """
     manifest = await archive.manifest(conversation_id)
     if manifest is None or tenant not in (None, manifest.tenant):

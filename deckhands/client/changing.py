@@ -54,7 +54,7 @@ class Change:
             offers_limit_seconds: how long a tool may be missing.
 
         Raises:
-            UsageError: a part cannot be used, or no running worker knows the agent, the policy, the analyzer or a tool.
+            UsageError: a part is invalid, or no running worker knows the agent, the policy, the analyzer or a tool.
         """
         parts: dict[str, Any] = {"by": check_note(self.by, "by"), "reason": check_note(self.reason, "reason")}
         if self.agent is not None:

@@ -122,19 +122,19 @@ class Client(Steering):
             agent: its name, or its whole specification.
             tools: tools that tool workers offer, for the agent to use: keys, or patterns such as `github/*`.
             output: the schema of the output that the agent must return when it finishes, as a Pydantic model or a JSON
-                Schema. The output is then in `Summary.outputs`. None leaves it to `agent.output`.
+                Schema. The output is then in `Summary.outputs`. None for the schema in `agent.output`.
             upload: the file that the workspace's `UploadedSource` names.
             conversation_id: its id. None derives it from `idempotency_key`, or makes a new one without a key.
-            idempotency_key: the same key always means the same conversation, whatever else is passed; None: that of the
-                `TaskSpec`.
+            idempotency_key: the same key always means the same conversation, whatever the other arguments are; None for
+                the key of the `TaskSpec`.
             role: the role of this process, for its span.
             is_held: the agent takes no step until `resume`; the task `UNNAMED_TASK` then stands for no message.
             fields: see `TaskFields`; `TaskSpec` describes each.
 
         Raises:
-            UsageError: an argument has the wrong type or cannot be used, the id is taken, or no running worker knows
-                the agent, offers one of the tools or takes the directory.
-            AdmissionRefused: no conversation may start now; carries the reason and the time to retry after.
+            UsageError: an argument is invalid, the id is taken, or no running worker knows the agent, offers one of the
+                tools or accepts the directory.
+            AdmissionRefused: the conversation may not start now; has the reason and the time to wait before a retry.
         """
         if not isinstance(task, TaskSpec):
             build = partial(inputs.to_task_spec, task, agent=agent, tools=tools, output=output, upload=upload, **fields)
@@ -250,11 +250,10 @@ class Client(Steering):
         Args:
             images: see `submit`.
             model: the profile or model to continue with; None keeps the current one.
-            double_texting: how the message is handled while the agent works; None: as the conversation was submitted
-                with.
-            is_held: the agent reads the message, and takes no step until `resume`.
-            seen_id: the last event that the caller knows of; None: send it anyway.
-            title: another name of the conversation for listings; None keeps it.
+            double_texting: how the message is handled while the agent works; None for the conversation's own policy.
+            is_held: the agent gets the message, but takes no step until `resume`.
+            seen_id: the last event that the caller has seen; None to send the message in any case.
+            title: a new title of the conversation for listings; None keeps the current one.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
@@ -305,7 +304,7 @@ class Client(Steering):
     async def delete(self, conversation_id: str) -> None:
         """Delete a settled conversation with its delegates, from the store and from the archive.
 
-        Raises the errors of `deleting.delete`, and `ArchiveUnavailable` if the archive cannot be used.
+        Raises the errors of `deleting.delete`, and `ArchiveUnavailable`.
         """
         try:
             has_archive = self.archive is not None

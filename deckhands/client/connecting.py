@@ -82,7 +82,7 @@ async def conversation_client(settings: CliSettings, conversation_id: str) -> As
 
     Raises:
         IsArchived: it is in the archive.
-        UnknownConversation: it is in neither.
+        UnknownConversation: there is no such conversation.
         StoreError: the cluster cannot be reached or used.
     """
     check_conversation_id(conversation_id)
@@ -218,7 +218,7 @@ async def open_cluster(
     """Open the store of a cluster as a client; see `open_store` for the arguments.
 
     Args:
-        url: None: DECKHANDS_URL, or the cluster that runs from the home directory.
+        url: None for DECKHANDS_URL, or the cluster that runs from the home directory.
         shards: None: from the settings.
         settings: None: those of this process.
 

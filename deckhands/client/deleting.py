@@ -1,8 +1,8 @@
 """Delete a conversation, if it is settled or closed, together with its finished delegates.
 
-Holds: an interrupted deletion is completed by repeating it. A delegate that its parent still waits for is kept.
-A delegate is deleted only if its own log or index names the parent, since forks and imported logs name the delegates
-of other conversations.
+Holds: an interrupted deletion is completed by repeating it. A delegate is kept while its parent waits for it. A
+delegate is deleted only if its own log or index names the parent, because forks and imported logs name the delegates of
+other conversations.
 Does not: ask for confirmation; `deckhands rm` does.
 """
 
@@ -42,9 +42,9 @@ async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = 
 
 
 async def delete_left_questions(log: EventLog, *, before: datetime) -> int:
-    """Delete the forks that answered questions and that a killed server has left behind; return how many there were.
+    """Delete forks that answered questions and were left behind by a killed server; return how many there were.
 
-    A conversation whose producer only uses the same label is kept.
+    Other conversations with the same label are kept.
     """
     deleted, index = 0, Conversations(log.store)
     async for rows in ConversationQuery(log.store, Selection(labels=QUESTION_LABELS)).iterate_pages():

@@ -42,7 +42,7 @@ UNIVERSAL_AGENT = "CodeActAgent"
 
 
 def list_local_agents() -> frozenset[str]:
-    """Return the names of the agents that are installed here; empty: no controller worker is installed."""
+    """Return the names of the agents that are installed here; empty if no controller worker is installed."""
     found = find_spec("controller_worker.agents")
     places = (found.submodule_search_locations or []) if found is not None else []
     texts = [file.read_text("utf-8") for place in places for file in Path(place).glob("*.py")]
@@ -69,7 +69,7 @@ def require_local_agent(agent: AgentSpec) -> None:
     """Refuse an agent that a controller worker of this machine would not know.
 
     Raises:
-        UsageError: there is no such agent, or no such policy or analyzer; lists those that exist.
+        UsageError: there is no such agent, policy or analyzer; the text lists the existing ones.
     """
     if known := list_local_agents():
         _require(agent, known)
@@ -81,8 +81,8 @@ async def require_agent(store: Store, agent: AgentSpec) -> None:
     """Refuse an agent that none of the running controller workers knows.
 
     Raises:
-        UsageError: controller workers are running, and none knows it, or has its policy or analyzer; lists the known
-            ones.
+        UsageError: controller workers are running, but none knows the agent, its policy or its analyzer; the text lists
+            the known ones.
     """
     await require_plugins(store, agent.confirmation)
     if _matches(agent) == {UNIVERSAL_AGENT}:
@@ -96,7 +96,7 @@ async def require_plugins(store: Store, policy: ConfirmationPolicy | None, *, an
     """Refuse a policy or an analyzer that none of the running controller workers has.
 
     Raises:
-        UsageError: controller workers are running, and none has it; lists those that they have.
+        UsageError: controller workers are running, but none has it; the text lists the available ones.
     """
     wanted = list(policy.plugins) if policy is not None else []
     wanted += [(ANALYZERS, analyzer)] if analyzer is not None and analyzer not in BUILT_IN_ANALYZERS else []
@@ -121,9 +121,9 @@ def _require_plugins(wanted: Iterable[tuple[str, str]], known: Collection[str]) 
 
 
 class RecentOffers:
-    """The models that the running controller workers offer, as they were at most `FRESH_SECONDS` ago.
+    """The models that the running controller workers offer, cached for `FRESH_SECONDS`.
 
-    For a process that starts many conversations: it need not ask the store for each.
+    A process that starts many conversations need not ask the store for each.
     """
 
     def __init__(self, store: Store) -> None:
@@ -154,11 +154,11 @@ async def require_models(
     """Refuse a model that none of the running controller workers offers to a tenant.
 
     Args:
-        tenant: the tenant of the conversation; empty: it has none.
-        recent: what they offered a moment ago. A model that was offered then is accepted without asking the store.
+        tenant: the tenant of the conversation; empty if it has none.
+        recent: the recent offers. A model among them is accepted without asking the store.
 
     Raises:
-        ModelNotOffered: controller workers are running, and none offers it; lists the offered ones.
+        ModelNotOffered: controller workers are running, but none offers it; the text lists the offered models.
     """
     names = list(named)
     if not names:

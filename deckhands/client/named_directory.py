@@ -23,7 +23,7 @@ NAME_ANOTHER = "Name another with -w."
 
 
 class DirectoryNotTaken(UsageError):
-    """Tool workers are running, but the directory of a workspace is below none of their roots."""
+    """Tool workers are running, but the workspace's directory is below none of their roots."""
 
     code = "directory_not_taken"
 
@@ -76,7 +76,7 @@ def check_directory(directory: Path, environment: Mapping[str, str]) -> None:
 
 
 async def wait_for_tool_worker(store: Store, task: TaskSpec) -> None:
-    """Wait for a starting tool worker, for a minute at most, if the task has needs or tools that it must offer."""
+    """Wait for a starting tool worker, for a minute at most, if the task requires offers of it."""
     workspace = task.workspace_spec()
     if workspace.needs is None and not task.tools:
         return
@@ -94,7 +94,7 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
     Raises:
         NotServed: tool workers are running, but none meets the workspace's requirements. A starting
             worker gets a few seconds.
-        DirectoryNotTaken: they are running, but the directory is below none of their workspace roots.
+        DirectoryNotTaken: tool workers are running, but the directory is below none of their workspace roots.
     """
     if not has_needs(workspace):
         return

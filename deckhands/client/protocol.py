@@ -114,7 +114,7 @@ class ConversationClient(Protocol):
         ...
 
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
-        """Stop it and everything that runs in it."""
+        """Stop the conversation and all its running work."""
         ...
 
     async def close(self, conversation_id: str) -> None:
@@ -134,7 +134,7 @@ class ConversationClient(Protocol):
         ...
 
     async def change(self, conversation_id: str, change: Change, *, model: str | None = None) -> None:
-        """Change it from the next step on."""
+        """Change the conversation from its next step on."""
         ...
 
     async def set_secrets(self, conversation_id: str, secrets: Mapping[str, SecretValue]) -> None:

@@ -65,7 +65,7 @@ class Reader:
             url: `redis://…`, `rediss://…` or `unix://…`. None: DECKHANDS_URL if set, else the cluster of
                 `deckhands up` on this machine.
             shards: the number of shards of a new store; None: DECKHANDS_SHARDS.
-            patience_seconds: how long a call is retried while the store does not answer; None: without limit.
+            patience_seconds: how long a call is retried while the store does not answer; None for no limit.
 
         Raises:
             NoCluster: no URL is given or set, and no cluster is running here.
@@ -95,7 +95,7 @@ class Reader:
         """Return the events above `after`, in order.
 
         Args:
-            is_whole: return long texts whole; the log itself holds only their head and tail.
+            is_whole: return long texts whole; the log itself contains only their head and tail.
             is_lenient: return events of a newer version as `UnknownEvent`, for callers that only show them.
 
         Raises:
@@ -142,7 +142,7 @@ class Reader:
         arguments of `events` and raises the errors of `tail_recording_gaps`.
 
         Args:
-            is_endless: continue when it has settled; then only the archive ends the events.
+            is_endless: continue after the conversation has settled; then only its archiving ends the events.
         """
         if not is_endless:
             before = await self.events(conversation_id, is_lenient=True) if after else []
@@ -191,9 +191,9 @@ class Reader:
         return await reasons.why(conversation_id)
 
     async def trajectory(self, conversation_id: str) -> Trajectory:
-        """Return the exact tokens of a rollout: those of its prompts, and those that the model sampled.
+        """Return the exact tokens of a rollout, both of its prompts and of the model's samples.
 
-        A conversation in progress is read up to its last event. It has no segments if it is no rollout.
+        A conversation in progress is read up to its last event. A conversation that is no rollout has no segments.
 
         Raises:
             UnknownConversation: no such conversation.
@@ -205,8 +205,7 @@ class Reader:
     async def verify(self, conversation_id: str) -> Verification:
         """Check a log, in the store or the archive, against the specification of a log.
 
-        A conversation in progress is checked up to its last event, and with what the index says unless it grows
-        meanwhile.
+        A conversation in progress is checked up to its last event, and against the index unless it grows meanwhile.
 
         Raises:
             UnknownConversation: no such conversation.
@@ -229,7 +228,7 @@ class Reader:
         )
 
     async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
-        """Wait until nothing more happens without input, and return the summary; `watcher` defines when that is.
+        """Wait until nothing more happens without input, as defined in `watcher`, and return the summary.
 
         Raises:
             NotSettled: not settled after `timeout_seconds`; it is also a `TimeoutError`.
@@ -244,7 +243,7 @@ class Reader:
     async def list_archived(
         self, *, labels: Mapping[str, str] | None = None, states: Collection[str] = ()
     ) -> AsyncGenerator[ArchivedConversation, None]:
-        """Yield the conversations of the archive, the last archived first; none if there is no archive.
+        """Yield the archived conversations, the last archived first; none without an archive.
 
         A file that cannot be used is logged and left out. There is no index, so every file may have to be read.
 
@@ -283,7 +282,7 @@ class Reader:
         """Return the row of a conversation in a listing.
 
         Raises:
-            UnknownConversation: it is not in the store.
+            UnknownConversation: the conversation is not in the store.
         """
         return await self._conversations.load_row(conversation_id)
 

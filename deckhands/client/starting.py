@@ -1,9 +1,9 @@
 """Start a conversation: check its agent, workspace and tools, then create it with one append.
 
-The agent of a held conversation reads messages, and takes no step until the conversation is resumed.
+The agent of a held conversation gets messages, but takes no step until the conversation is resumed.
 
 Holds: a conversation that cannot run here is refused before anything is stored, except its secrets and its file. A hold
-is an event of the log, so every reader sees it, and a killed process loses none.
+is an event of the log, so every reader sees it, and it survives a killed process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HELD_REASON = "It waits for a request to run."
 
 
 def make_hold() -> ChangeAgentStateAction:
-    """Return the request that holds a conversation. It is the last event of the append that has the messages."""
+    """Return the request that holds a conversation. It must be the last event of the append with the messages."""
     return ChangeAgentStateAction(agent_state=AgentState.PAUSED, reason=HELD_REASON, source=EventSource.USER)
 
 
@@ -87,7 +87,7 @@ async def start_conversation(
     Args:
         log: the log that masks secrets.
         upload: the file that the workspace's `UploadedSource` names.
-        awaited: the waiter to notify of its end, see `EventLog.create`; so is `caller`.
+        awaited: the caller to notify of its end. For this and `caller`, see `EventLog.create`.
         offers_limit_seconds: how long a tool may be missing.
         recent: see `require_models`.
         role: the role of this process, for the span.
@@ -95,9 +95,9 @@ async def start_conversation(
             message.
 
     Raises:
-        UsageError: the id is taken, or no running worker knows the agent, offers a model or one of the tools, or takes
-            the directory; or the store cannot confirm what the task demands.
-        AdmissionRefused: no conversation may start now; carries the time to retry after.
+        UsageError: the id is taken, or no running worker knows the agent, offers a model or one of the tools, or
+            accepts the directory; or the store cannot confirm writes as the task demands.
+        AdmissionRefused: the conversation may not start now; has the time to wait before a retry.
     """
     agent = spec.agent_spec()
     workspace = spec.workspace_spec()
@@ -164,8 +164,8 @@ async def find_runnable_agent(
         recent: see `require_models`.
 
     Raises:
-        UsageError: workers are running, and none knows the agent, its policy or its analyzer, offers one of the models,
-            or takes the directory; or no worker has offered one of the tools.
+        UsageError: workers are running, but none knows the agent, its policy or its analyzer, offers one of the models,
+            or accepts the directory; or no worker has offered one of the tools.
     """
     await require_agent(store, agent)
     await require_models(store, find_model_names(agent), spec.tenant, recent=recent)
@@ -177,7 +177,7 @@ async def find_runnable_agent(
 
 
 async def _require_confirmations(store: Store, acks: Acks | None) -> None:
-    """Refuse a task whose events the store could not confirm now: the workers that have it would wait for it.
+    """Refuse a task whose events the store cannot confirm now, because its workers would only wait.
 
     Raises:
         UsageError: the store has no replica, or no append-only file.
@@ -198,7 +198,7 @@ async def _require_confirmations(store: Store, acks: Acks | None) -> None:
 
 
 async def _read_now(store: Store, conversation_id: str, timing: Timing) -> datetime:
-    """Return the store's time if a time of day must be compared, since this machine's clock may differ."""
+    """Return the store's time if a time of day must be compared, because this machine's clock may differ."""
     if timing.not_before is None and not isinstance(timing.expires, datetime):
         return store.clock.now()
     return await store.now((await store.locate(conversation_id)).shard)

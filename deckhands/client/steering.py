@@ -89,7 +89,7 @@ class Steering(Reader):
         await self._ask_for(conversation_id, AgentState.RUNNING, *to_model_switch(model))
 
     async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
-        """Get an agent out of its loop: 1 restart before the loop and wait, 2 restart and continue, 3 stop.
+        """Take an agent out of its loop. Options: 1 restart before the loop and wait, 2 restart and continue, 3 stop.
 
         Args:
             model: see `send_message`.
@@ -118,7 +118,7 @@ class Steering(Reader):
         """Run the action that awaits confirmation.
 
         Args:
-            action_id: the action that was shown to the user; None: the one that is pending now.
+            action_id: the action that was shown to the user; None for the pending one.
             edited: new values for fields of the action, such as `command`.
 
         Raises:
@@ -147,7 +147,8 @@ class Steering(Reader):
 
         Args:
             model: the profile or model to continue with.
-            seen_id: the last event that the caller knows of, `last_event_id` of a summary; None: change it anyway.
+            seen_id: the last event that the caller has seen, such as `last_event_id` of a summary; None to change it in
+                any case.
 
         Raises:
             ConversationMoved: the log has events after `seen_id`; nothing was changed.
@@ -170,7 +171,7 @@ class Steering(Reader):
         """Stop a conversation and everything that runs in it. No effect if it is over. Idempotent.
 
         Args:
-            wait_seconds: how long to wait until the agent has stopped; None does not wait.
+            wait_seconds: how long to wait until the agent has stopped; None not to wait.
 
         Returns:
             The summary at the end of the wait.
@@ -194,7 +195,7 @@ class Steering(Reader):
         """Refuse to continue a conversation with a model that is not offered to it.
 
         Raises:
-            ModelNotOffered: the model, or one that an agent names, is not offered; lists the offered ones.
+            ModelNotOffered: the model, or one that an agent names, is not offered; the text lists the offered models.
         """
         names = [*filter(None, [model]), *find_model_names(agents)]
         if names:
@@ -206,7 +207,7 @@ class Steering(Reader):
         """Refuse a conversation that is over.
 
         Raises:
-            UsageError: it is over.
+            UsageError: the conversation is over.
         """
         if (state := await self.find_end_state(conversation_id)) is not None:
             raise UsageError(
@@ -215,7 +216,7 @@ class Steering(Reader):
             )
 
     async def find_end_state(self, conversation_id: str) -> AgentState | None:
-        """Return the state in which a conversation is over; None: it is not over.
+        """Return the state in which a conversation is over; None if it is not over.
 
         Reads the log only if the index has such a state.
         """
@@ -281,7 +282,7 @@ async def build_answer(
     """Return the event that answers a conversation's pending confirmation.
 
     Args:
-        action_id: the action that was shown to the user; None: the one that is pending now.
+        action_id: the action that was shown to the user; None for the pending one.
 
     Raises:
         UsageError: no action is pending, or another one is.
@@ -322,7 +323,7 @@ async def append_as_producer(
 
     Args:
         log: the log that masks secrets, for text that a user wrote.
-        seen_id: the id that the last event must have; None: any.
+        seen_id: the required id of the last event; None for any.
         fields: fields of the index to write with the events.
 
     Raises:

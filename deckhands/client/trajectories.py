@@ -1,7 +1,7 @@
-"""The exact tokens of a rollout: those of its prompts and those that the model sampled, in segments.
+"""The exact tokens of a rollout, both of its prompts and of the model's samples, in segments.
 
-Holds: the tokens are those of the log's records, never made from text. Each segment is one sequence that a model has
-continued; where its tokens could not be continued, the next segment starts, with the reason.
+Holds: the tokens come from the log's records, never from text. Each segment is one sequence of tokens that a model has
+continued. If it could not be continued, the next segment starts, with the reason.
 Does not: read delegates; each is a separate conversation with its own trajectory.
 """
 
@@ -42,11 +42,11 @@ class Segment:
 
     Attributes:
         tokens: of prompts and replies, in order.
-        mask: 1 for a token that the policy sampled, 0 for one of a prompt; the loss counts the former.
+        mask: 1 for a sampled token, 0 for a token of a prompt; only sampled tokens count for the loss.
         logprobs: the log-probability of each sampled token; 0 for a token of a prompt, NaN if the server named none.
-        versions: the policy version of each sampled token; -1 for a token of a prompt, and if the server named none.
+        versions: the policy version of each sampled token; -1 for a token of a prompt, or if the server named none.
         replies: the replies in it.
-        reason: why it does not continue the segment before; empty for the first.
+        reason: why it does not continue the previous segment; empty for the first.
     """
 
     tokens: array[int] = field(default_factory=lambda: array("i"))
@@ -68,7 +68,7 @@ class Segment:
         self.replies.append(SegmentReply(event_id, len(self.tokens) - sampled, len(self.tokens)))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the segment as plain JSON; a log-probability that is not known is null."""
+        """Return the segment as plain JSON; an unknown log-probability is null."""
         return {
             "tokens": self.tokens.tolist(),
             "mask": self.mask.tolist(),
@@ -105,7 +105,7 @@ class Trajectory:
 
     @property
     def version_bounds(self) -> tuple[int, int] | None:
-        """The oldest and the newest policy version that sampled a token; None: none is known."""
+        """The oldest and the newest policy version that sampled a token; None if none is known."""
         known = set(self._list_versions())
         return (min(known), max(known)) if known else None
 
@@ -129,7 +129,7 @@ async def read_trajectory(
     """Return the trajectory of a conversation's events. Replies that were rolled back are left out.
 
     Raises:
-        CorruptEntry: a record is missing or damaged, or does not continue the one before.
+        CorruptEntry: a record is missing or damaged, or does not continue the previous one.
     """
     contents = await load_binary(log, archive, conversation_id, events)
     rolled_back = find_rolled_back(events)

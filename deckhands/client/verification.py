@@ -31,7 +31,7 @@ class Verification:
     Attributes:
         source: the conversation's id, or the path of a file.
         events: the number of events.
-        violations: everything that no correct cluster writes, in the order of the log; the first 100.
+        violations: the first 100 violations, in the order of the log.
     """
 
     source: str
@@ -61,7 +61,7 @@ def verify_log(
     """Check a log.
 
     Args:
-        conversation_id: whose log it should be; None for the one that its first event names.
+        conversation_id: the expected conversation; None for the one in the first event.
         row: its row in the index, read while the log did not grow.
     """
     wires = [event.export() for event in events]
@@ -82,7 +82,7 @@ def verify_file(path: Path) -> Verification:
     """Check the log in a file: one JSON object per line, as `deckhands export` and `run --json` write it.
 
     Raises:
-        UsageError: the file cannot be read or is no such file; the text names the line.
+        UsageError: the file cannot be read or is not a log; the text names the line.
     """
     events = read_log_file(path)
     return Verification(str(path), len(events), tuple(check_log(events)))

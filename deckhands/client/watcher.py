@@ -1,7 +1,7 @@
 """The watcher: the only place that decides when a conversation has ended, and the only way to wait for it.
 
-A conversation can be continued from any state, so an end is a moment: nothing more follows from the log without
-input, and no event waits behind it. Callers choose between three definitions of the end, see `Until`.
+A conversation can be continued from any state, so an end is a moment in which no further event follows from the log
+without input. Callers choose between three definitions of the end, see `Until`.
 
 | state | `SETTLED` | `RESULT` | `OVER` |
 |---|---|---|---|
@@ -15,17 +15,16 @@ input, and no event waits behind it. Callers choose between three definitions of
 Holds:
     - Unknown, deleted, or deleted while it is watched: `UnknownConversation`. A log that cannot be read:
       `CorruptEntry`. Either affects that conversation alone.
-    - If the store lost the end of a log, a wait continues with the remaining log and records the gap in it. A reader
-      of events (`follow`, `Client.tail`) gets `EventsLost` once the gap is recorded, because it has passed on events
-      that are gone.
+    - If the store lost the end of a log, a wait continues with the remaining log and records the gap in it. A reader of
+      events (`follow`, `Client.tail`) gets `EventsLost` once the gap is recorded, because it has passed on lost events.
     - If the store is unreachable, it is retried for its `patience_seconds`; then every wait raises `StoreError`.
     - A timeout raises `NotSettled` and changes nothing.
-    - The log decides. The index only tells which log to read: its state is written with the events.
+    - The log decides. The index only shows which log to read, because its state is written with the events.
     - A wait adds no connection and no task: all waits of a watcher share one reader of the store's `EndedStream`, and
-      one poll of all their conversations in turn, up to `POLLS_PER_SECOND`, which finds what the stream has not named.
-      `follow` costs a connection, because it passes on every event.
+      one poll of all their conversations in turn, up to `POLLS_PER_SECOND`, which finds ends that are missing in the
+      stream. `follow` costs a connection, because it passes on every event.
 Does not:
-    - Report an end twice, or take one back. A message that follows a reported end starts a new wait.
+    - Report an end twice, or revoke one. A message after a reported end starts a new wait.
     - Detect a loss if new events have replaced the lost ones between two polls.
     - Report an end at once if the stream does not name it: the next poll comes after 0.25 to 2 s (without a stream 0.05
       to 2 s, over HTTP 0.5 to 2 s), later if more conversations are watched.
@@ -73,7 +72,7 @@ UNREADABLE = (CorruptEntry, StoreRefused, UnknownConversation, UnknownKind)
 
 
 class Until(Enum):
-    """The definition of the end; see the table above. The value holds the states that can be an end."""
+    """The definition of the end; see the table above. The value lists the states that can be an end."""
 
     SETTLED = TERMINAL_STATES | WAITING_FOR_USER_STATES
     """Nothing more happens without input: for users, and for programs that answer."""
@@ -138,7 +137,7 @@ class PendingWait:
 
     Attributes:
         progress: is kept up to date for the caller.
-        judged: the progress of the conversation when its log was last read for this wait and had not ended.
+        judged: the progress of the conversation at the latest reading of its log for this wait.
     """
 
     until: Until
@@ -157,8 +156,8 @@ class Watcher:
     """Watches the conversations of one source, for any number of callers.
 
     Args:
-        on_loss: records a gap in a log; None: another reader of the log does.
-        make_stream: returns a new reader of the conversations that settle; None: they are only polled.
+        on_loss: records a gap in a log; None if another reader of the log does.
+        make_stream: returns a new reader of the stream of settled conversations; None to only poll.
         shortest_pause_seconds: between two polls of the same conversation.
     """
 
@@ -192,11 +191,11 @@ class Watcher:
         """Wait for the end of a conversation.
 
         Args:
-            timeout_seconds: None: no limit.
+            timeout_seconds: None for no limit.
             progress: is kept up to date meanwhile.
 
         Raises:
-            NotSettled: it has not ended within `timeout_seconds`.
+            NotSettled: the conversation has not ended within `timeout_seconds`.
             UnknownConversation: there is no such conversation, or it was deleted meanwhile.
             CorruptEntry: its log is damaged.
             StoreError: the store cannot be used.
@@ -253,7 +252,7 @@ class Watcher:
             self._has_news.set()  # the run ends
 
     async def _listen(self, stream: SettledStream) -> None:
-        """Poll at once what the stream names, until it names nothing and nothing is waited for, or it fails."""
+        """Poll at once each conversation in the stream, until there are no waits left or the stream fails."""
         try:
             await stream.open()
             self._is_listening = True
@@ -362,7 +361,7 @@ class Ends:
     """The ends of many conversations. Iterate over it; conversations may be added meanwhile.
 
     Yields each conversation with its summary, or with the error that makes it unreadable. The iteration ends after
-    `complete`, when none is left, and raises StoreError if the store cannot be used.
+    `complete`, once none is left. It raises StoreError if the store is unavailable.
     """
 
     def __init__(self, watcher: Watcher, until: Until) -> None:
@@ -380,7 +379,7 @@ class Ends:
             self._watcher._discard(conversation_id, wait)  # noqa: SLF001  (of this module)
 
     def add(self, conversation_id: str) -> None:
-        """Wait for one more conversation. Idempotent while it is waited for."""
+        """Also wait for this conversation. Idempotent until it ends."""
         if conversation_id not in self._waits:
 
             def take(end: End | Exception) -> None:
@@ -438,7 +437,7 @@ async def follow(
         tally: the tally of known events; each new event is added before it is yielded.
 
     Raises:
-        EventsLost: an event that was yielded is gone, and the gap is recorded. Follow again with a new tally.
+        EventsLost: the log has lost a yielded event, and the gap is recorded. Follow again with a new tally.
         UnknownConversation: there is no such conversation, or it was deleted meanwhile.
     """
     if tally.last_event_id and await has_ended(client, conversation_id, tally, until=until):
@@ -484,7 +483,7 @@ async def end_tail(
 
 
 async def has_ended(client: Followable, conversation_id: str, tally: Tally, *, until: Until = Until.SETTLED) -> bool:
-    """Return whether a log that was read so far ends there, and has come to its end.
+    """Return whether the conversation has ended, and its log contains no event after those that were read.
 
     A log that leaves the store meanwhile counts as ended.
     """

@@ -97,12 +97,12 @@ class ClusterWorker:
 class ClusterSpec:
     """The specification of a cluster.
 
-    An ingress, a jobs worker and a beat share a process, see `deckhands.services`; the rest have one each.
+    An ingress, a jobs worker and a beat share a process, see `deckhands.services`; each other worker has its own.
 
     Attributes:
         directory: Directory of its store, logs and workspaces.
         environment: Variables passed to its workers besides those set here, see `make_worker_environment`.
-        port: Port of 127.0.0.1 where the store is also offered; None for no port.
+        port: Port of 127.0.0.1 where the store also listens; None for none.
         workspace_roots: Directories below which conversations may name their workspace.
         ready_seconds: How long to wait for workers before slow ones are reported.
         is_private: Whether all conversations belong to its starting user, with access to any model and any script.
@@ -311,7 +311,10 @@ class Cluster:
                 worker.replaced += 1
 
     def _report_stopped(self, worker: ClusterWorker) -> None:
-        """Report a worker whose store was replaced. A restart would run its conversations again from the start."""
+        """Report a worker that stopped because its store was replaced.
+
+        A restart would repeat conversations from their start.
+        """
         error = StoreReplaced(
             f"The worker {worker.name} stopped and stays down: the store was emptied or replaced while it worked.",
             remedy=f"Restore its append-only file in {self.spec.directory}, or start the cluster again without it.",
@@ -351,7 +354,7 @@ class Cluster:
             await asyncio.sleep(DISK_CHECK_SECONDS)
 
     async def _pause(self, failures: int) -> None:
-        """Wait before the next start: not after a first failure, then with a growing delay."""
+        """Wait before the next start: not at all after the first failure, then for a growing time."""
         if failures > 1:
             await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (failures - 2), LONGEST_PAUSE_SECONDS))
 

@@ -92,8 +92,8 @@ def parse_verdict(outputs: Mapping[str, Any] | None, why_none: str) -> CriticVer
     """Parse the output of a critic.
 
     Args:
-        outputs: None or empty: it has given none.
-        why_none: the code of the error in which it ended then.
+        outputs: None or empty if the critic gave no output.
+        why_none: the code of the error, if there is no output.
     """
     if not outputs:
         return CriticVerdict(0.0, False, f"The critic gave no verdict: {why_none or 'it returned no output'}.")

@@ -1,6 +1,6 @@
 """The configuration of a workspace host: a JSON object on its standard input.
 
-Standard input keeps it private: the command line and the environment of a process are visible to other processes.
+Standard input keeps it private, while other processes can see a process's command line and environment.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ class HostConfiguration:
         identity: Device and inode number that the workspace must have; it may have been replaced before it was mounted.
         environment: The whole environment of the shell.
         ttl_seconds: How long the host lives with no client attached and no action running.
-        idle_seconds: How long it lives, with or without clients, when nothing runs but an idle shell.
+        idle_seconds: How long the host lives, with or without clients, when nothing runs but an idle shell.
         resource_limits: Bounds for the shell and its children, by name (`RLIMIT_NOFILE`).
         no_change_timeout_seconds: Silence after which a command's call is answered, unless the call sets another limit.
         output_limit_bytes: Longer output is cut to its head and its tail, half of this size each.
-        writable: The only directories below which files may be changed; empty means no such bound.
+        writable: The only directories below which files may be changed; empty for no bound.
         sessions: Tools that separate programs run: the command line of each program by tool name.
         egress_port: Loopback port whose listening socket is lent to the egress proxy; 0: the workspace has no egress.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that instead.
         temporary: A directory that the host creates at its start and removes with its contents at its end; empty: none.
-        memory: The explanation to give when the memory limit killed a program; empty: the workspace has no memory
-            limit.
-        lost, kept: Losses at a host's end besides its programs, and surviving data, for the next host's notice.
-        packages: The folder of the packages that read documents; empty: Python's default path.
+        memory: The explanation for a program killed by the memory limit; empty if there is no limit.
+        lost, kept: What a host's end loses besides its programs, and what survives it; for the notice of the next host.
+        packages: The folder of the packages that read documents; empty for Python's default path.
     """
 
     def __init__(

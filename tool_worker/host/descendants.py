@@ -69,8 +69,8 @@ def find_started_since(root: int, tick: int, spared: frozenset[int]) -> list[int
     """Return the descendants of `root` that started at this tick or later.
 
     Args:
-        spared: Processes to leave out together with their descendants. A tick is too coarse to separate processes that
-            started shortly before it from those that started shortly after it.
+        spared: Processes to leave out together with their descendants. A tick alone is too coarse to distinguish
+            processes that start at nearly the same time.
     """
     entries = {entry.pid: entry for entry in live_descendants(root)}
     found = []
@@ -102,7 +102,7 @@ def command_line(pid: int) -> bytes:
 
 
 def handles_signal(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process catches or ignores a signal, so that the signal does not simply end it."""
+    """Return whether a process catches or ignores a signal, instead of being ended by it."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             masks = [line.split()[1] for line in file if line.startswith((b"SigIgn:", b"SigCgt:"))]

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def apply_filter(program: bytes) -> None:
-    """Apply a system call filter to this process and all that it starts; an empty filter refuses nothing.
+    """Apply a system call filter to this process and all that it starts; an empty filter allows every call.
 
     Raises:
         OSError: the kernel rejects the filter.

@@ -1,7 +1,7 @@
 """The sandbox's end of its egress proxy: a listening socket on the loopback, lent to the proxy outside.
 
-A socket belongs to the network namespace in which it was created, whichever process holds it. So the proxy outside
-serves programs inside without a forwarder, and the sandbox has no path to the proxy.
+A socket belongs to the network namespace in which it was created, whichever process holds it. So a proxy outside can
+serve programs inside without a forwarder, and the sandbox needs no path to the proxy.
 
 Holds: the socket stays open here as long as the host lives, so a dead proxy can be replaced; connections wait
 meanwhile. There is one proxy at a time.

@@ -4,11 +4,11 @@ Holds:
     - After `harden`, a program without capabilities can neither trace the host nor open its descriptors through
       /proc. Orphans among the host's descendants become its children, so the host can kill all of them when it ends.
     - After `restrict_writes` (Landlock), this process and all its descendants write only below the given directories,
-      even if a read-only mount is missing. Changing mounts or the user id does not lift this. Beyond the mounts, only
-      device creation and writing to /proc are refused; reading is controlled by the mounts alone.
+      even if a read-only mount is missing. Changing mounts or the user id does not lift this. In addition to the
+      mounts, only device creation and writing to /proc are refused; reading is controlled by the mounts alone.
 Does not:
     - Keep a program from killing a host that is not the first process of a namespace. The outcome of a running action
-      is then unknown, and reported as such.
+      is then unknown and reported so.
     - Use Landlock on kernels before 5.19, whose version would forbid moving a file between directories.
 """
 

@@ -27,7 +27,7 @@ _KEPT_TEXTS = ("content", "diff", "old_content", "new_content")
 
 
 class JournalError(Exception):
-    """A record could not be written; no part of it remains."""
+    """A record could not be written; the journal contains no part of it."""
 
 
 class Journal:
@@ -154,7 +154,7 @@ class Journal:
 
 
 def truncate_result(result: dict[str, object], limit_chars: int) -> dict[str, object]:
-    """Truncate the model's text (`content`) to `limit_chars`, and drop other long texts, which are useless in part."""
+    """Truncate the model's text (`content`) to `limit_chars`, and drop other long texts."""
     bounded = dict(result)
     for name in _KEPT_TEXTS:
         text = bounded.get(name)

@@ -1,7 +1,7 @@
 """JSON with only the compiled half of the standard library's `json`.
 
-The Python half imports `re`, `enum` and `functools`. This takes 10 ms, a third of a host's start, and nothing else at
-a host's start needs them.
+The Python half imports `re`, `enum` and `functools`. This takes 10 ms, a third of a host's start, which needs them for
+nothing else.
 
 Holds: results are equal to those of `json.dumps` (ASCII, no blanks) and `json.loads`.
 """

@@ -19,7 +19,7 @@ _BOTH = select.EPOLLIN | select.EPOLLOUT
 
 
 class Timer:
-    """A deadline that can be moved cheaply: the loop keeps one entry per timer, however often it is set."""
+    """A deadline that can be moved cheaply: the loop keeps one entry per timer, even if it is set often."""
 
     __slots__ = ("callback", "due")
 
@@ -87,7 +87,7 @@ class EventLoop:
             self._fire_due()
 
     def stop(self) -> None:
-        """Make `run` return after the current callback; other ready descriptors are not served."""
+        """Make `run` return after the current callback; other ready descriptors are skipped."""
         self._is_stopped = True
 
     def _fire_due(self) -> None:

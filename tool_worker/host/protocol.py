@@ -114,7 +114,7 @@ def fingerprint_in(message: dict[str, object]) -> str:
     """Return the fingerprint of a request's action; empty if an older tool worker sends none.
 
     Raises:
-        Refused: the fingerprint is not valid. It is written to the journal verbatim.
+        Refused: the fingerprint is invalid, and so cannot be written to the journal.
     """
     found = message.get("fingerprint", "")
     if not isinstance(found, str) or len(found) > FINGERPRINT_LIMIT_CHARS or (found and not found.isalnum()):

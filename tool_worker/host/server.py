@@ -163,7 +163,7 @@ class HostServer:
     def _is_resting(self) -> bool:
         """Return whether nothing runs in the workspace but idle shells.
 
-        An idle code search program does not count either: it holds nothing that cannot be read again.
+        An idle code search program does not count either, because its data can be read again.
         """
         resting = self._terminals.resting_pids
         if "code" in self._programs:
@@ -240,7 +240,7 @@ class HostServer:
         self._note_activity()
 
     def _is_other(self, action_id: int, fingerprint: str) -> bool:
-        """Return whether the id belongs to another action: the store has lost that one and assigned its id again."""
+        """Return whether the id belongs to another action: the store has lost that action and assigned its id again."""
         execution = self._executions.get(action_id)
         known = execution.fingerprint if execution is not None else self._journal.fingerprint(action_id)
         return bool(fingerprint and known and fingerprint != known)
@@ -416,5 +416,5 @@ class HostServer:
 
 
 def with_problems(result: dict[str, object], found: dict[str, object]) -> dict[str, object]:
-    """Return the result of an edit with the problems that the check of its files found; a failed check adds nothing."""
+    """Return the result of an edit with the problems found in its files; a failed check adds none."""
     return result if found.get("is_error") else {**result, "content": f"{result['content']}{found.get('content', '')}"}

@@ -9,7 +9,7 @@ JSON:
 Holds: calls run one at a time, in the order of their requests. Each is answered exactly once, even if the program ends,
 exceeds its call's time limit or sends invalid messages; the next call then starts a new program. Its temporary files
 are in a separate directory (`TMPDIR`), which is removed with it.
-Does not: read arguments, except for `timeout`, or results.
+Does not: interpret results, or arguments except `timeout`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class SessionProgram:
         """Queue a call.
 
         Args:
-            begin: Called when it is the call's turn; False means that the call must not run and is already answered.
+            begin: Called before the call runs; returns False if the call must not run because it was answered.
             finish: Receives the result.
         """
         call = SessionCall(self, arguments, begin, finish)
@@ -253,7 +253,7 @@ class SessionProgram:
 
 
 def _remove(folder: str) -> None:
-    """Remove a directory in a separate process: it may be large, and the host must not block."""
+    """Remove a directory in a separate process, because it may be large and the host must not block."""
     nowhere = [(os.POSIX_SPAWN_OPEN, target, os.devnull, os.O_RDWR, 0) for target in (0, 1, 2)]
     try:
         os.posix_spawn("/bin/rm", ["rm", "-rf", "--", folder], {}, file_actions=nowhere)

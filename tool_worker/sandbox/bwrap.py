@@ -202,7 +202,7 @@ def _temporary(executable: str, enclosure: Enclosure) -> Iterator[str]:
 
 
 def _has_mounts_below(directory: str, enclosure: Enclosure) -> bool:
-    """Return whether anything is mounted below a directory, which agents then must not have written to.
+    """Return whether a path is mounted below a directory. Agents must then never have written to it.
 
     bwrap creates mount points before it leaves the old root. A link left by an agent in place of a directory on the way
     would redirect it to the outside.
@@ -236,7 +236,7 @@ def _sort_key(bind: tuple[PurePosixPath, str, Path]) -> tuple[int, bool]:
 
 
 def _list_readable(enclosure: Enclosure) -> Iterator[Path]:
-    """Yield the readable paths besides the system, without those behind a link that an agent may have created."""
+    """Yield the readable paths besides the system, without paths behind a link that an agent may have created."""
     for path in dict.fromkeys((*list_interpreter_prefixes(), *enclosure.read_only)):
         if path.is_relative_to("/usr"):
             continue

@@ -1,10 +1,10 @@
-"""Lists the sandboxes, those of installed packages too, and chooses one for a node.
+"""Lists the sandboxes, including those of installed packages, and chooses one for a node.
 
-A package registers a class in the entry points `deckhands.sandboxes`, under the class's `name`. It follows `Sandbox`,
-and is created with the arguments of `make_sandboxes`.
+A package registers a class in the entry points `deckhands.sandboxes`, under the class's `name`. The class implements
+`Sandbox` and is created with the arguments of `make_sandboxes`.
 
 Holds: programs run without a sandbox only if `none` is configured; there is no fallback to it. A sandbox of a package
-is used only by its name, and after the self-test that ours pass. One that cannot be loaded ends no worker.
+is used only if named, and must pass the same self-test as ours. If it cannot be loaded, the worker runs without it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_capabilities(name: str) -> Capabilities | None:
-    """Return the features of the sandbox with this name; None if there is none, or it cannot be loaded."""
+    """Return the features of the sandbox with this name; None if it is unknown or cannot be loaded."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     loaded = _load_class(name) if name in entry_points(ENTRY_POINTS).names else None
@@ -98,7 +98,7 @@ def find_sandbox(name: str, files: Path, containers: ContainerSettings | None = 
 
 
 def _make_of_package(name: str, files: Path, containers: ContainerSettings) -> Sandbox | str:
-    """Return the sandbox of a package; or why it cannot be used."""
+    """Return the sandbox of a package, or the reason why it cannot be used."""
     loaded = _load_class(name)
     if isinstance(loaded, str):
         return loaded
@@ -110,7 +110,7 @@ def _make_of_package(name: str, files: Path, containers: ContainerSettings) -> S
 
 
 def _load_class(name: str) -> Any:
-    """Return the class of a package; or, as a text, why it cannot be used."""
+    """Return the class of a package, or the reason why it cannot be used."""
     try:
         loaded = entry_points(ENTRY_POINTS)[name].load()
         if loaded.name != name or not isinstance(loaded.capabilities, Capabilities):

@@ -4,7 +4,7 @@ Version 2 is used if its controllers are delegated to us (systemd: `Delegate=mem
 version 1. Only control groups limit total memory, and the number of processes of root.
 
 Holds: a workspace that exceeds its memory loses one of its programs (status 137). The host and other workspaces stay.
-Does not: exist without a delegated group. `ControlGroups.find` returns the reason, and `doctor` prints it.
+Does not: work without a delegated group. `ControlGroups.find` then returns the reason, which `doctor` prints.
 """
 
 from __future__ import annotations

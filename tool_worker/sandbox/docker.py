@@ -62,7 +62,7 @@ class ContainerSettings:
     Attributes:
         images: patterns of allowed images; the first one is the default image.
         engine: address of the engine, `unix://…`; empty: the default one.
-        cpus: the number of CPUs that a container may use; None: all.
+        cpus: the number of CPUs that a container may use; None for all.
     """
 
     images: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class ContainerSettings:
         """Return the image to use.
 
         Raises:
-            WorkspaceRefused: this one is not allowed.
+            WorkspaceRefused: the requested image is not allowed.
         """
         image = image or next(iter(self.images), "")
         if image and not is_image_name(image):
@@ -86,7 +86,7 @@ class ContainerSettings:
 
 
 def is_image_name(text: str) -> bool:
-    """Return whether the engine would read this as the name of an image, and as nothing else."""
+    """Return whether the engine would take this for the name of an image, rather than for an option."""
     return len(text) <= _NAME_LIMIT and _IMAGE_NAME.fullmatch(text) is not None
 
 
@@ -248,7 +248,10 @@ def _make_labels(enclosure: Enclosure) -> Iterator[str]:
 
 
 def _find_owner(enclosure: Enclosure) -> tuple[int, int]:
-    """Return the user that a container runs as: the owner of its directory, which we first give away if it is ours."""
+    """Return the user that a container runs as: the owner of its directory.
+
+    A directory of ours first gets another owner.
+    """
     directory = enclosure.workspace
     found = directory.stat()
     if found.st_uid != 0:
@@ -263,7 +266,7 @@ def _find_owner(enclosure: Enclosure) -> tuple[int, int]:
 
 
 def _change_owner(directory: Path, user: int, group: int) -> None:
-    """Change the owner of a directory of ours and its content to a user, unless it is theirs."""
+    """Give a directory of ours and its content to a user, unless that user owns it."""
     found = directory.stat()
     if (found.st_uid, found.st_gid) == (user, group) or os.geteuid() != 0:
         return

@@ -3,7 +3,7 @@
 Usage: `python -I -S probes.py '{"canary": …, "outside": …, "port": …}'`. Each probe returns the thing it reached, or
 None. Standard output is a JSON object of these results by probe name.
 
-Holds: a successful probe only reads, or opens for writing without writing. The machine stays unchanged.
+Holds: a successful probe only reads a file, or opens it for writing without writing. The machine stays unchanged.
 """
 
 from __future__ import annotations

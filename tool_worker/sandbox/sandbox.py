@@ -38,7 +38,7 @@ TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Limits for the shell of a workspace and all that it starts. None means no limit of ours.
+    """Limits for the shell of a workspace and all its child processes. None: Deckhands sets no limit.
 
     Attributes:
         processes: at the same time. Without control groups, the kernel exempts the machine's root.
@@ -56,7 +56,7 @@ class ResourceLimits:
 
     @property
     def temporary_bytes(self) -> int:
-        """Limit of a temporary directory. All of them are in memory, and full ones must leave room for programs."""
+        """The limit of a temporary directory. These directories are in memory and must leave room for programs."""
         return min(TEMPORARY_LIMIT_BYTES, (self.memory_bytes or 8 * TEMPORARY_LIMIT_BYTES) // 8)
 
     def by_name(self, *, are_processes_counted_apart: bool, is_memory_bounded: bool = True) -> dict[str, int]:
@@ -89,8 +89,8 @@ class Enclosure:
         temporary_bytes: limit of each of its directories in memory.
         home, temporary: the directories for its home and its /tmp; None: directories in memory.
         is_own: whether the workspace is a directory of ours, not of the user's.
-        image, labels, limits, entrance: of a container: its image, its labels, its limits, and the socket through which
-            its host gets its descriptors.
+        image, labels, limits, entrance: for a container: its image, its labels, its limits, and the socket through
+            which its host gets its descriptors.
         environment_names: variables that a container takes over from the process that starts it.
         ends_with_starter: whether the program and all its processes are killed when the thread that started it ends.
     """
@@ -116,7 +116,7 @@ class HostDescriptors:
     """Descriptors that are open in the command line of a host. A sandbox without confinement uses none of them.
 
     Attributes:
-        pid: the sandbox writes `{"child-pid": …}` to it: the process whose death ends all others.
+        pid: the sandbox writes `{"child-pid": …}` to it: the pid of the process whose death ends all others.
         options: contains the options, each followed by a NUL. On the command line, all programs inside could read them.
         system_calls: contains the sandbox's filter, if it has one.
     """
@@ -137,7 +137,8 @@ class Capabilities:
         runs_images: programs run on the files of a container image instead of this machine's.
         uses_control_groups: programs can be put into a control group of ours. If no group can be created, resource
             limits apply per process.
-        packages_at: where it shows the packages that read documents. Empty: they are `read_only` paths of an enclosure.
+        packages_at: the directory where programs see the packages that read documents. Empty if these are `read_only`
+            paths of an enclosure.
     """
 
     confines_programs: bool = False
@@ -167,12 +168,12 @@ class Sandbox(Protocol):
 
     @property
     def reach(self) -> str:
-        """The parts of the machine that confined programs can still reach, as the end of a sentence."""
+        """The parts of the machine that confined programs can still reach, phrased as the end of a sentence."""
         ...
 
     @property
     def system_call_filter(self) -> bytes:
-        """The filter of system calls for all programs, as a program for the kernel; empty: no filter."""
+        """The filter of system calls for all programs, as a program for the kernel; empty for no filter."""
         ...
 
     def reason_unavailable(self) -> str | None:
@@ -188,7 +189,7 @@ class Sandbox(Protocol):
         ...
 
     def keeps_temporary(self, enclosure: Enclosure) -> bool:
-        """Return whether its temporary directory can also be a directory; called only if the home can."""
+        """Return whether /tmp can be a directory on disk; called only if the home is one."""
         ...
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
@@ -206,20 +207,20 @@ class Sandbox(Protocol):
 
         Args:
             options: From `options`; ignored if a host's descriptors are given.
-            descriptors: For a host, which is then the first process of its namespace, if it gets one. A number: the
-                descriptor of the filter only, for a program without environment. None: no filter.
+            descriptors: The descriptors of a host, which becomes the first process of its namespace, if there is one. A
+                number is the descriptor of the filter, for a program without a host. None: no filter.
         """
         ...
 
     def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
-        """Remove what killed tool workers and hosts have left; called before the first use by a tool worker.
+        """Remove leftovers of killed tool workers and hosts; called before the first use by a tool worker.
 
         Args:
             root: the node's directory of workspaces, as in the label `root` of an enclosure.
             is_alive: whether a conversation, given by its id, has a living host.
 
         Raises:
-            SandboxUnavailable: it cannot be removed.
+            SandboxUnavailable: they cannot be removed.
         """
         ...
 
@@ -246,6 +247,6 @@ def find_document_packages() -> Path | None:
 
 @functools.cache
 def list_interpreter_prefixes() -> tuple[Path, ...]:
-    """Return the directories that this Python needs to start, with links and with links resolved."""
+    """Return the directories that this Python needs to start, both as named and with links resolved."""
     found = [Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(find_interpreter()).parent.parent]
     return tuple(dict.fromkeys([*found, *(path.resolve() for path in found)]))

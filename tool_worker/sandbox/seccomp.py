@@ -1,8 +1,8 @@
 """A kernel filter (seccomp BPF) of the system calls that workspace programs may not make.
 
-It lists refused calls, not allowed ones: build tools, interpreters and databases must work in a workspace as they do
-outside. It refuses calls that change the machine, inspect other programs, or create namespaces that expose more of the
-kernel, and calls that are used more often to escape from containers than for work in them.
+It lists refused calls, not allowed ones, because build tools, interpreters and databases must work in a workspace as
+they do outside. It refuses calls that change the machine, inspect other programs, or create namespaces that expose more
+of the kernel, and calls that are used more often to escape from containers than for work in them.
 
 Holds:
     - A refused call fails with a common error (`EPERM`; `ENOSYS` for unknown calls). No program is killed.
@@ -71,7 +71,7 @@ _SHARED_NUMBERS = """
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The system call numbers of one kind of machine. Calls that it does not have are not in `numbers`."""
+    """The system call numbers of one kind of machine. `numbers` leaves out calls that it lacks."""
 
     audit_number: int
     numbers: dict[str, int]
@@ -190,7 +190,7 @@ def _socket_rules() -> Iterator[_Instruction]:
 
 
 def _when(value: int, steps: list[_Instruction]) -> list[_Instruction]:
-    """Return instructions to run if the loaded value equals this one; they must end with a verdict."""
+    """Return instructions that run if the loaded value equals this one. They must end with a verdict."""
     return [(_EQUAL, 0, len(steps), value), *steps]
 
 

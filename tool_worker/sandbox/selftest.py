@@ -111,7 +111,7 @@ def _make_not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
 
 
 def _remove_left(newest: float) -> None:
-    """Remove directories of killed workers, created at or before this time of the file system's clock."""
+    """Remove the directories of killed workers that were created up to this time of the file system's clock."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = left.lstat()

@@ -61,7 +61,7 @@ def open_in_memory(closing: ExitStack, content: bytes) -> int:
 
 
 def bind_for_all(listener: socket.socket, address: Path) -> None:
-    """Bind a socket through a short path: the kernel allows 108 bytes, and folders may have longer paths.
+    """Bind a socket through a short path, because the kernel allows only 108 bytes.
 
     Every user with access to the folder may connect.
     """

@@ -60,7 +60,7 @@ class EtcCopies:
         self._stamps: dict[Path, tuple[int, int] | None] = {}
 
     def current(self) -> Path:
-        """Return the copy. Whether it is current is checked by the status of about thirty directories and files.
+        """Return the copy, after checking by the status of about thirty files and directories that it is current.
 
         Raises:
             OSError: it cannot be created.
@@ -163,7 +163,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _digest(machine: Path) -> str:
-    """Return a name for the current state of the files. Any change gives another name."""
+    """Return a name for the current state of the files. Every change results in another name."""
     digest = hashlib.sha256(repr((OWN_FILES, NETWORK_FILES)).encode())
     for name in COPIED:
         top = (machine / name).resolve()

@@ -1,7 +1,7 @@
 """Long work: runs the checks of features, and saves the progress.
 
-Holds: the feature list is written, never read. A link in the workspace does not lead the file elsewhere. Files of
-the workspace can change the text of a result, but no result of a check: that is the exit code of a separate shell.
+Holds: the feature list is written, never read. A link in the workspace cannot redirect the file. Files of the workspace
+can change the text of a check's result, but not the result, which is the exit code of a separate shell.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Holds: every call is answered by exactly one observation, whatever the tool does. After a worker's death, its call runs
 again only if the outcome policy allows it. A tool that has changed since it was offered is not called.
-Does not: touch a workspace. A tool acts where its own code acts, with the rights of the tool worker.
+Does not: touch a workspace. A tool runs in the tool worker, with its rights.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class OfferedTools:
         self._failures[failure.source] = failure
 
     def recover(self, source: str) -> bool:
-        """Record that a source provides tools again; return whether it had failed. Idempotent."""
+        """Record that a source provides tools again; return whether it had failed before. Idempotent."""
         return self._failures.pop(source, None) is not None
 
     def replace(self, tools: Iterable[CustomTool], *, prefix: str) -> None:
@@ -114,7 +114,7 @@ class OfferedTools:
     ) -> Observation:
         """Run a call, or find out its outcome. Failures of the tool are returned, not raised.
 
-        Idempotent: as far as the tool's outcome policy says.
+        Idempotent: as far as the tool's outcome policy allows.
 
         Args:
             context: Identifies the call to the tool, and carries the request to stop.
@@ -262,7 +262,7 @@ def _cut(text: str) -> str:
 async def run_in_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function in a new thread and return its result.
 
-    The call starts immediately, however many others block. A call that never ends takes no thread of the loop's pool
+    The call starts immediately, even if many others block. A call that never ends blocks no thread of the loop's pool
     and does not keep the process alive. Every exception of the function, even SystemExit, is raised here as an ordinary
     exception. If the caller is cancelled, the thread runs on.
     """

@@ -1,4 +1,4 @@
-"""Work that a call has started elsewhere: a record of it that outlives the worker, and a place to wait without a slot.
+"""Work that a call has started elsewhere: a record that outlives the worker, and a way to wait without a slot.
 
 Holds: a call that waits takes no concurrency slot, and the death of its worker does not count against it. The
 worker that takes an action over finds its record. It is encrypted if there is a key of the secrets.
@@ -27,7 +27,7 @@ class RemoteWork:
     """The record of one action's work.
 
     Args:
-        secrets: Encrypts the record; None: it is stored as it is.
+        secrets: Encrypts the record; None to store it unencrypted.
         free_slot: Frees the slot of the action.
 
     Attributes:
@@ -79,7 +79,7 @@ class RemoteWork:
         await self._call("HSET", self._field, content)
 
     async def forget(self, *, is_continued: bool = False) -> None:
-        """Remove what is recorded, once the action has its observation. Idempotent.
+        """Remove the record, once the action has its observation. Idempotent.
 
         Args:
             is_continued: Keep the record of this action for another one, which continues it.
@@ -110,8 +110,8 @@ class RemoteContext(ToolContext):
     """The context of a call whose work may continue elsewhere.
 
     Attributes:
-        work: Its record; None where there is no store.
-        asks: The earlier call that this one continues with the user's answers, see `MCPAction`.
+        work: The record of the work; None without a store.
+        asks: The id of the earlier call that this one continues with the user's answers; see `MCPAction`.
     """
 
     work: RemoteWork | None = field(default=None, compare=False, repr=False)

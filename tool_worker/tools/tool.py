@@ -1,4 +1,4 @@
-"""The interface of tools: turns an action into a request to the workspace host, and its result into an observation.
+"""The interface of tools: converts an action to a request to the workspace host, and its result to an observation.
 
 Holds: both are pure functions; all access to the workspace happens in the host.
 """

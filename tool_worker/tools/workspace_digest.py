@@ -1,7 +1,7 @@
 """The digest of a workspace: equal if and only if its files are.
 
-Holds: the command leaves nothing behind. In a git repository, the files that a `.gitignore` names do not count, and a
-commit alone changes nothing.
+Holds: the command leaves nothing behind. In a git repository, files named by a `.gitignore` are left out, and a commit
+does not change the digest.
 """
 
 from __future__ import annotations

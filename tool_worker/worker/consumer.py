@@ -445,9 +445,9 @@ class ToolWorkerSession:
             in_hand.is_over.set()
 
     def _retry_later(self, queue: ActionQueue, delivery: ActionDelivery, refusal: NotServed | None) -> None:
-        """Take an action again in a separate task, after a while and without a concurrency slot until then.
+        """Retry an action after a while, in a separate task that needs no concurrency slot until then.
 
-        Its entry stays with this worker. When the worker stops or dies, another one gets it.
+        Its entry stays with this worker. If the worker stops or dies, another worker gets the entry.
         """
         task = asyncio.create_task(self._wait_and_take(queue, delivery, refusal))
         self._locked.add(task)
@@ -485,8 +485,8 @@ def _make_checkpointing(log: EventLog, settings: ToolSettings, opener: Workspace
 async def end_finished(store: Store, workspaces: Workspaces, root: Path) -> None:
     """End the idle hosts of finished conversations, when the worker stops together with its cluster.
 
-    A host with a running command or background program is not ended; it runs on for its usual idle time. Never raises;
-    gives up after two seconds.
+    A host with a running command or background program is not ended; it keeps running for its usual idle time. Never
+    raises; gives up after two seconds.
     """
     conversations = Conversations(store)
     room = asyncio.Semaphore(ENDS_AT_ONCE)

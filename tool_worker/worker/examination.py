@@ -42,7 +42,7 @@ class MachineFinding:
     Attributes:
         name: The subject of the check.
         is_good: Whether the check passed.
-        is_needed: Whether the worker cannot serve by default without it.
+        is_needed: Whether a worker with default settings needs it.
         detail: One line of explanation.
     """
 

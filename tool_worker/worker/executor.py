@@ -149,7 +149,7 @@ class Executor:
             free_slot: Frees the action's slot while it waits for work elsewhere.
 
         Raises:
-            DataLocked: It is encrypted, and this process has no key for it.
+            DataLocked: The action is encrypted, and this process has no key for it.
         """
         if isinstance(claim, ActionClaimed | ActionReclaimed):
             try:

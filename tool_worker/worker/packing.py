@@ -83,8 +83,8 @@ def unpack(root: Directory, request: TransferRequest, content: IO[bytes], noted:
     """Unpack a compressed tar file with one file or directory into the workspace.
 
     Args:
-        noted: File that records, from the first attempt on, whether the content goes into the target or becomes the
-            target. A retry needs it because an interrupted attempt may have created the target.
+        noted: File in which the first attempt records whether the content goes into the target directory or becomes the
+            target. A retry needs it, because an interrupted attempt may have created the target.
 
     Raises:
         FileUnfit, WorkspaceTooLarge, OSError: See `Unpacking.unpack_stream`.

@@ -1,8 +1,8 @@
 """Forwards actions for new workspaces to nodes that can serve them, before the action is claimed.
 
-Holds: an action is forwarded if it came by a pool's stream, its workspace has no node, and this worker does not meet
-the workspace's needs. If no node meets them, the action waits; if none appears, it is answered with the missing
-needs, and the workspace stays without a node.
+Holds: an action is forwarded if it came from a pool's stream, its workspace has no node, and this worker does not meet
+the workspace's needs. If no node meets them, the action waits; if none appears, it is answered with the missing needs,
+and the workspace stays without a node.
 Does not: check actions from this node's stream, or workspaces without needs; neither costs anything.
 """
 
@@ -28,7 +28,7 @@ MAX_WAITING = 256
 
 @dataclass(frozen=True, slots=True)
 class ClaimNow:
-    """Claim the action: this node serves it, or the claim forwards it."""
+    """Claim the action, because this node serves it or the claim forwards it."""
 
 
 @dataclass(frozen=True, slots=True)

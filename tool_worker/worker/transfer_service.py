@@ -106,7 +106,7 @@ class TransferService:
         self._note_path(conversation_id, token).unlink(missing_ok=True)
 
     def _note_path(self, conversation_id: str, token: str) -> Path:
-        """Return the path of the note that tells a later worker how the upload was started."""
+        """Return the path of the note that records, for a later worker, how the upload started."""
         name = hashlib.sha256(token.encode()).hexdigest()[:16]
         return self._root / conversation_id / f".upload-{name}"
 

@@ -2,15 +2,15 @@
 
     <root>/.node/naming.lock     held while a workspace is bound to a named directory
 
-A node's name is tied to one directory. A conversation's actions go to its node by name. Two directories
-under one name would give a conversation two workspaces, each with half of the work.
+A node's name is tied to one directory. A conversation's actions go to its node by name. Two directories under one name
+would split a conversation's work between two workspaces.
 
 Holds: every opening checks again that the directory may be named. A directory that a conversation of one tenant uses,
 its subdirectories and its parents are not bound to a conversation of another tenant while this node keeps the first
 one's folder. A directory keeps the identity that its first worker gave it. A worker does not start while its node's
 name is served from another directory.
-Does not: separate conversations of one tenant: delegates and forks share directories; notice workers of one name that
-start at the same moment; the next worker that starts does.
+Does not: separate conversations of one tenant, because delegates and forks share directories; detect workers of one
+name that start at the same moment (the next worker that starts does).
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 Each session uses a terminal, of which the kernel has a limited number for the whole machine, and about 12 MB.
 
-It measures resources of a workspace's programs that no file shows: deleted files, terminals, inotify instances.
+This module measures resources of a workspace's programs that no file shows: deleted files, terminals, inotify
+instances.
 
 Holds: a session with an action in progress is never ended to make room. A session that uses far more of the scarce
 resource than others ends first, even with background jobs. Of the others, idle sessions end before those with
 background jobs. Each deleted file and each terminal counts once, however many programs have it open. The measurement
 reads /proc from outside, where programs cannot hide.
-Does not: guarantee room: busy sessions are never ended, and other programs use terminals and memory, too; see
+Does not: guarantee room, because busy sessions are never ended, and other programs use terminals and memory, too; count
 descriptors in transit between two programs, mappings of deleted files unless we are root, or processes in another pid
 namespace's /proc, such as those of containers.
 """
@@ -215,8 +216,8 @@ class NodeCapacity:
     def find_shortage(self) -> Callable[[HostFolder], int] | None:
         """Return a function that measures a session's use of the scarce resource; None if nothing is scarce.
 
-        Scarce means: less than a tenth of the terminals or of the memory is free, or no inotify instance. A resource
-        that cannot be read counts as free.
+        Scarce means that less than a tenth of the terminals or of the memory is free, or no inotify instance. A
+        resource that cannot be read counts as free.
         """
         with suppress(OSError, ValueError, KeyError):
             folder = self._proc / "sys/kernel/pty"

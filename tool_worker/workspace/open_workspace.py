@@ -61,7 +61,7 @@ class OpenWorkspace:
         return await self.connection.run(action_id, tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint)
 
     async def status(self, action_id: int, *, fingerprint: str = "") -> ActionStatus:
-        """Return what the host knows of an action; see `HostConnection.status`."""
+        """Return the host's record of an action; see `HostConnection.status`."""
         return await self.connection.status(action_id, fingerprint=fingerprint)
 
     async def find_newest(self) -> tuple[int, str] | None:

@@ -3,7 +3,7 @@
 Holds:
     - A conversation has one host, even if several tool workers of the node open it at once.
     - A workspace keeps its directory, sandbox and network for life. A missing directory is an error; it is never
-      silently replaced by an empty one. If the directory is swapped while it is opened, the host notices and ends
+      silently replaced by an empty one. If the directory is swapped while it is opened, the host detects this and ends
       before any command runs.
 Does not: delete directories or journals; `close` ends processes only.
 """
@@ -78,7 +78,7 @@ class Workspaces:
         sandbox: The sandbox that the node demands: `auto` (the best that works here), `bwrap`, `docker`, or `none`. A
             conversation may ask for a weaker one only if this is `none`.
         ttl_seconds: How long a host lives while no worker is attached and no action runs.
-        idle_seconds: How long a host lives while nothing runs in it, background jobs included.
+        idle_seconds: How long a host lives while nothing runs in it, not even a background job.
         no_change_timeout_seconds: A command is answered after this long without output.
         environment: Variables of every shell; they override those of the sandbox.
         search_path: `PATH` of shells without a sandbox; None for the system's.

@@ -1,10 +1,10 @@
-"""Acceptance of a finish: its output fits the schema, features and the goal's check pass, then a critic agrees.
+"""Acceptance of a finish: its output matches the schema, features and the goal's check pass, then a critic agrees.
 
-Holds: pure. An output that does not fit is refused in the append that records the turn, for every agent. The command is
-an action of the environment: it is journalled, runs once and survives every worker. The critic's verdict is in the log
-with its reply. Nothing is checked during a pause. A refusal sends the agent back to work; one more than `max_refusals`
-or `max_corrections` ends the conversation in an error.
-Differs: the original accepts every finish, and its finish has words only.
+Holds: pure. An invalid output is refused in the append that records the turn, for every agent. The command is an action
+of the environment: it is journalled, runs once and survives every worker. The critic's verdict is in the log with its
+reply. Nothing is checked during a pause. A refusal sends the agent back to work; one more than `max_refusals` or
+`max_corrections` ends the conversation in an error.
+Differs: the original accepts every finish, and its finish has only text.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Acceptance:
 
 
 def check_outputs(events: Iterable[Event], output: OutputSpec | None) -> tuple[Event, ...]:
-    """Return the events of a turn, with a refusal after each finish that does not fit its schema."""
+    """Return the events of a turn, with a refusal after each finish whose output is invalid."""
     if output is None:
         return tuple(events)
     found: list[Event] = []
@@ -141,7 +141,7 @@ def _has_passed(result: Observation) -> bool:
 
 
 def _after_finish(acceptance: Acceptance, event: Event, state: State) -> Acceptance:
-    """Forget an earlier acceptance: it was for an earlier finish."""
+    """Forget an earlier acceptance, because it belongs to an earlier finish."""
     return evolve(acceptance, is_checked=False, is_accepted=False, is_by_critic=False)
 
 
@@ -180,7 +180,7 @@ def _after_command(acceptance: Acceptance, event: CmdRunAction, state: State) ->
 
 
 def _after_message(acceptance: Acceptance, event: MessageAction, state: State) -> Acceptance:
-    """Reset at a user's message: the next finish is a new one."""
+    """Reset at a user's message, because the next finish is a new one."""
     return Acceptance() if is_user_message(event) else acceptance
 
 
@@ -222,7 +222,7 @@ def end_corrections(state: State, now: datetime) -> Effect | None:
 
 
 def ask_critic(state: State, now: datetime) -> Effect | None:
-    """Call the critic, which does not count as a step; end the work if no further cost is allowed."""
+    """Call the critic; end the work if no further cost is allowed. The call is not a step."""
     if not needs_verdict(state):
         return None
     refusal = find_reached_cost_limit(state)

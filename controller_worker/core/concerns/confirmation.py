@@ -1,14 +1,14 @@
 """Confirmation: a user's permission before an action runs, and the effects of the answer (OpenHands 1.9).
 
 The whole turn is in the log. Its actions run in order up to the first one that needs a confirmation; then the
-conversation asks about that one, by its id. A confirmed action is written again under a new id, and that copy runs. A
-rejection also settles the later actions of the turn.
+conversation asks the user about that action, by its id. A confirmed action is written again under a new id, and that
+copy runs. A rejection also settles the later actions of the turn.
 
-Holds: pure. An action that waits is never given to a tool worker. An answer counts only for the action that it names.
-Every copy gets exactly one observation.
-Differs: every runnable action can wait, and runs once (B1). The copy names the action that it replaces. A message
-instead of an answer rejects the action, so that the call has a result. Resuming does not confirm. After a rejection
-with a reason, the agent continues.
+Holds: pure. A waiting action is never given to a tool worker. An answer counts only for the action that it names. Every
+copy gets exactly one observation.
+Differs: every runnable action can wait for a confirmation, and runs once (B1). The copy names the action that it
+replaces. A message instead of an answer rejects the action, so that the call has a result. Resuming does not confirm.
+After a rejection with a reason, the agent continues.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ConfirmationProgress:
 
 
 def is_answer(state: State, event: ChangeAgentStateAction) -> bool:
-    """Return whether an event is the first answer to the open question, for the action in question."""
+    """Return whether an event is the first answer to the open question about an action."""
     is_asked = (
         state.lifecycle.agent_state is AgentState.AWAITING_USER_CONFIRMATION and state.lifecycle.requested is None
     )
@@ -179,7 +179,7 @@ def _finish_rejection(state: State) -> Append:
 
 
 def apply_answer(state: State, action: RiskyAction, answer: ChangeAgentStateAction | MCPQuestionObservation) -> Append:
-    """Return the events that carry out a user's answer, or ask a user what an MCP server wants to know."""
+    """Return the events that carry out a user's answer, or that ask the user the questions of an MCP server."""
     if isinstance(answer, MCPQuestionObservation):
         changes: dict[str, Any] = {**_CLEARED, "source": EventSource.ENVIRONMENT, "asks": action.id, "answers": None}
         changes |= {
@@ -217,7 +217,7 @@ def _make_state_after_rejection(reason: str | None) -> AgentStateChangedObservat
 
 
 def reject_for_message(state: State, *, first_position: int) -> Append:
-    """Return the events that settle a turn's actions when a message comes instead of a confirmation; often none.
+    """Return the events that settle a turn's actions if a message arrives instead of a confirmation; may be empty.
 
     Args:
         first_position: number of events appended before these.

@@ -1,14 +1,14 @@
 """Delegation: the delegates that a conversation has started for parts of its work (OpenHands 5).
 
 A delegate is a separate conversation, on any worker. Its parent's log holds the action that asks for it, the event that
-reports its end, and one observation of that end. A parent waits for delegates as it waits for tools. A delegate in the
+reports its end, and one observation of that end. A parent waits for delegates as for tools. A delegate in the
 background is answered at once ("started"), and another observation reports its end later.
 
 Holds: pure. Every delegate action gets exactly one observation with its cause, and every reported end exactly one
-`AgentDelegateObservation`. The limits of delegates are taken from those of their parent.
-Differs: the counters are divided when a delegate starts, with one share for the parent, and added up when it ends. It
-runs elsewhere and must leave the parent enough to handle the result. An action that cannot be carried out (no task,
-unknown agent, too deep, nothing left) is answered with an error (B5 to B7).
+`AgentDelegateObservation`. The limits of delegates are shares of their parent's limits.
+Differs: the remaining limits are divided when delegates start, with one share for the parent, and the usage is added up
+when a delegate ends. A delegate runs elsewhere and must leave the parent enough to handle the result. An action that
+cannot be carried out (no task, unknown agent, too deep, nothing left) is answered with an error (B5 to B7).
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ class Delegate:
         turn_id: the reply that holds that action.
         is_any: the step waits for any one of the turn's delegates.
         is_answered: the action has its observation; no step waits for it.
-        refusal: why it is not started; empty if it is.
+        refusal: why it cannot be started; empty if it can.
         iterations, budget_usd, tokens: its limits.
-        awaited: `all` or `any`: the next step waits for the end of this one, or of any such one; else empty.
+        awaited: `all` or `any`: whether the next step waits for the end of all such delegates or of any; else empty.
         is_paused: its parent's agent has paused it. Its share stays reserved.
-        is_stopping: its parent's agent has told it to stop.
+        is_stopping: its parent's agent has stopped it.
         is_forgotten: the action that asks for it was rolled back. Its end counts for the limits and is hidden from the
             model.
     """
@@ -133,7 +133,7 @@ class Delegate:
 
 @dataclass(frozen=True, slots=True)
 class DelegateOrder:
-    """The state that the delegates are to take, and the event in the parent's log that asks for it.
+    """A state change for the delegates, and the event in the parent's log that requests it.
 
     Attributes:
         since: applies to delegates that this event or a later one asked for.
@@ -285,7 +285,7 @@ def _after_managing_action(delegation: Delegation, action: ManageDelegatesAction
 
 
 def _after_management(delegation: Delegation, observation: Observation) -> Delegation:
-    """Record what an action on delegates has done to them."""
+    """Record the effects of an action that controls delegates."""
     done = next(action for action in delegation.managing if action.id == observation.cause)
     delegation = evolve(delegation, managing=tuple(action for action in delegation.managing if action is not done))
     if not isinstance(observation, DelegatesObservation):  # it was not carried out
@@ -384,7 +384,7 @@ def report_ends(state: State, now: datetime) -> Effect | None:
 def manage_delegates(state: State, now: datetime) -> Effect | None:
     """Carry out the oldest action that controls delegates.
 
-    While a user has paused the agent, its delegates are paused too, so what would let them work waits.
+    While a user has paused the agent, its delegates are paused too, so actions that would let them work wait.
     """
     if not state.delegation.managing:
         return None
@@ -399,7 +399,7 @@ def has_room(state: State) -> bool:
 
 
 def _find_claims(state: State) -> Iterator[tuple[float, float]]:
-    """Yield for each limit what is used and reserved of it, and the limit."""
+    """Yield, for each limit, the used and reserved amount, and the limit."""
     usage = state.usage
     yield count_steps(state) + count_reserved_steps(state), usage.max_iterations
     if usage.max_budget_usd is not None:
@@ -409,7 +409,7 @@ def _find_claims(state: State) -> Iterator[tuple[float, float]]:
 
 
 def find_side_effects(state: State) -> Iterator[SideEffect]:
-    """Yield the delegates to start again and the order to pass on. They are independent of the next decision."""
+    """Yield the delegates to start again, and the order to pass on. Neither depends on the next decision."""
     for delegate in state.delegation.delegates:
         if delegate.is_answered and delegate.end is None and delegate.iterations > 0:
             yield StartDelegate(delegate.id)
@@ -428,7 +428,7 @@ def await_delegates(state: State, now: datetime) -> Effect | None:
 def leave_room(state: State, now: datetime) -> Effect | None:
     """Wait while the running delegates may use up the rest of a limit.
 
-    Nothing is left to wait for if all are paused. They are resumed only if there is still room, see `has_room`.
+    If all are paused, there is nothing to wait for. They are resumed only while there is room, see `has_room`.
     """
     if all(one.is_paused for one in state.delegation.delegates):
         return None
@@ -452,7 +452,7 @@ def _make_end_report(delegate: Delegate, end: DelegateEnd) -> AgentDelegateObser
 
 
 def _find_running_siblings(state: State, delegate: Delegate) -> list[Delegate]:
-    """Return the other delegates of a turn that waits for any one; the turn no longer waits for them."""
+    """Return the other delegates of a turn that waits for any one delegate and now no longer waits."""
     return [
         other
         for other in state.delegation.delegates

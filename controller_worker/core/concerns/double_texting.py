@@ -2,12 +2,11 @@
 
 `enqueue`: the next step reads it. `reject`: the store refuses it, so it is in no log. `interrupt`: running actions are
 stopped and answered as not executed, then the message is read. `rollback`: as `interrupt`, and the current stretch of
-work is taken back from its first message on. The parts of the state return to their earlier values, and the View
-leaves the events out; the log keeps them. A user can also stop running actions without a message: the agent then
-pauses.
+work is undone, from its first message on. The parts of the state return to their earlier values, and the View leaves
+the events out; the log keeps them. A user can also stop running actions without a message: the agent then pauses.
 
 Holds: pure. The position of a message in the log decides whether it arrived during work. Every action is answered
-before its turn is taken back. Not taken back: money and steps, the opened workspace and its files, answers to earlier
+before its turn is undone. Not undone: money and steps, the opened workspace and its files, answers to earlier
 questions, and the user's changes to the conversation.
 """
 
@@ -61,11 +60,11 @@ class DoubleTexting:
 
     Attributes:
         policy: the conversation's policy.
-        begun_id: with `rollback`, the message that started the current stretch of work; `State.before` is from that
-            time.
+        begun_id: with `rollback`, the message that started the current stretch of work; `State.before` is the state
+            before it.
         wanted: `interrupt` or `rollback` until it is carried out; else empty.
-        message_ids: the messages since the first one with that request.
-        pause_id: the pause request that asks for it instead of a message; 0 for none.
+        message_ids: the messages since the first that requested it.
+        pause_id: the pause that requested it instead of a message; 0 for none.
     """
 
     policy: str = ""
@@ -84,7 +83,7 @@ def is_at_rest(state: State) -> bool:
 
 
 def should_remember(state: State, event: Event) -> bool:
-    """Return whether to keep the state from before this event, because a message may roll back to it."""
+    """Return whether to keep the state before this event, because a message may roll back to it."""
     if state.double_texting.policy != "rollback" or not is_user_message(event):
         return False
     return is_at_rest(state) and state.inbox.message is None  # another message of the same task, before work starts
@@ -151,7 +150,7 @@ def is_call_ending(event: Event) -> bool:
 
 
 def roll_back(state: State, event: RolledBackObservation) -> State:
-    """Return the state after an event that takes back a stretch of work."""
+    """Return the state after an event that undoes a stretch of work."""
     before = state.before
     if before is None or state.double_texting.begun_id != event.start_id:  # written by another version of the core
         return evolve(state, version=event.id, double_texting=evolve(state.double_texting, wanted="", message_ids=()))

@@ -28,7 +28,7 @@ def _after_message(greeting: Greeting, event: SystemMessageAction, state: State)
 
 
 def _after_plan(greeting: Greeting, event: PlanAcceptedObservation, state: State) -> Greeting:
-    """Ask for another system message when another agent takes over."""
+    """Request a new system message when another agent takes over."""
     return Greeting() if is_handed_over(state, event) else greeting
 
 

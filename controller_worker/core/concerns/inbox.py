@@ -1,6 +1,6 @@
-"""The recall of a message, as events (OpenHands 1.6): the question, the start of the work, and the result.
+"""Recalls for messages, as events (OpenHands 1.6): the recall action, the start of the work, and the result.
 
-Holds: pure. A recall is answered in the same append, so it needs no wait (B15).
+Holds: pure. A recall is answered in the same append, so nothing waits for it (B15).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class MessageInbox:
 def _after_message(inbox: MessageInbox, message: MessageAction, state: State) -> MessageInbox:
     """Record a user's message.
 
-    Differs: messages that arrive together share the recall of the latest one, because one reply answers them.
+    Differs: only the latest of several waiting messages has a recall, because one reply answers them all.
     """
     if not is_user_message(message):
         return inbox
@@ -98,7 +98,7 @@ def rest_until_message(state: State, now: datetime) -> Effect | None:
 
 
 def make_recall(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note] = ()) -> Append:
-    """Return the recall of the latest message, and the events that settle actions for which it replaces an answer.
+    """Return the recall of the latest message, and the events that settle actions whose answer it replaces.
 
     Without a message, return the recall of rules.
 

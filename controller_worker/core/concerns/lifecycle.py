@@ -1,9 +1,10 @@
 """The agent's state: the current one, the one requested by a user, and the agent's end of its turn.
 
-Holds: each state is announced by one `AgentStateChangedObservation`. A user's request is announced before the agent's
-end of its turn.
-Differs: a message does not abandon the running action, a resume steps, and an agent does not end its turn while a
-message is unanswered. In the original, each of these leaves a conversation stuck or a message without an answer.
+Holds: each state is announced by one `AgentStateChangedObservation`, a user's request before the end of the agent's
+turn.
+Differs: a message does not abandon the running action, a resumed conversation takes a step, and an agent does not end
+its turn while a message is unanswered. In the original, each of these leaves a conversation stuck or a message without
+an answer.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _drop_if_current(lifecycle: Lifecycle, wanted: AgentState) -> AgentState | N
 def _end_turn(lifecycle: Lifecycle, event: Event, state: State, ending: AgentState) -> Lifecycle:
     """Record that the agent ends its turn, unless a user's message arrived after its prompt was made.
 
-    Differs: the original finishes all the same, and the user's message stays unanswered.
+    Differs: the original finishes anyway, and the user's message stays unanswered.
     """
     if state.inbox.is_reply_outdated or state.inbox.message is not None:
         return lifecycle
@@ -173,7 +174,7 @@ def rest_unless_working(state: State, now: datetime) -> Effect | None:
 def _can_announce_end(state: State) -> bool:
     """Return whether the end of the turn can be announced.
 
-    Unless it is an error, the turn's other calls come first, and the questions of MCP servers.
+    Except for an error, the turn's other calls and the questions of MCP servers come first.
     """
     if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.PAUSED):
         return False

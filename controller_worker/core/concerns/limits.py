@@ -3,11 +3,10 @@
 The latest call of each kind is used to estimate the next one. A kind is a model and a service: the cost of a
 condenser's summary does not predict the cost of a step, and one model does not predict another.
 
-Holds: pure. A refused step consumes nothing. A limit grows only after it was reached, the work ended in an error
-because of it, and a user continues. A function of the log. An implausible count moves an estimate by no more than the
-bounds below.
-Differs: the budget is checked before a step counts, because the original counts a step that it then refuses. Tokens and
-time are limits too.
+Holds: pure. A refused step consumes nothing. A limit grows only if the work ended in an error because of it and a user
+continues. Estimates are a function of the log, and an implausible count changes them at most by the bounds below.
+Differs: the budget is checked before a step counts, while the original also counts a refused step. Tokens and time are
+limits too.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def correct_estimate(estimated_tokens: int, ratio: float) -> int:
 
 
 def add_call(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCall, ...]:
-    """Return the latest calls after one more reply, with that reply last."""
+    """Return the latest calls with the next reply added at the end."""
     estimate = reply.estimate
     model = estimate.model if estimate is not None else ""
     before = None
@@ -105,7 +104,7 @@ def find_latest_call(calls: tuple[LatestCall, ...], service: str, model: str | N
     """Return the latest call of a kind, or of the service without a recorded model; None if there was none.
 
     Args:
-        model: None if unknown: then a call to any model counts.
+        model: None if unknown; a call to any model then counts.
     """
     return next(
         (call for call in reversed(calls) if call.service == service and (model is None or call.model in (model, ""))),
@@ -140,9 +139,9 @@ class ConversationUsage:
         iteration: model replies so far; those of delegates are counted in `delegation`.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
         latest: the latest reply of each kind of call.
-        inherited_usd: cost before a fork, paid by the conversation it was made from.
+        inherited_usd: the cost before a fork, paid by its origin.
         deadline: the end of the allowed time.
-        forked: when a fork was made; the events shared with its origin are older, and their time does not count.
+        forked: the time of the fork. The time of older events, shared with its origin, does not count.
         is_changed: a user has set the limits after the work ended in an error, so they do not grow again.
     """
 
@@ -162,7 +161,7 @@ class ConversationUsage:
 
 
 def _after_event(usage: ConversationUsage, event: Event, state: State) -> ConversationUsage:
-    """Note the inherited cost of a fork, at the first event that it does not share."""
+    """Record the inherited cost of a fork at its first own event."""
     if 0 < state.version == state.setup.forked_at:
         return evolve(usage, inherited_usd=usage.cost_usd - state.delegation.spent_usd)
     return usage
@@ -207,7 +206,7 @@ def _after_delegate(usage: ConversationUsage, ended: DelegateEnded, state: State
 
 
 def _after_limits(usage: ConversationUsage, change: ConversationChanged, state: State) -> ConversationUsage:
-    """Set other limits. If time is being counted, restart it now."""
+    """Set new limits. If time is being counted, restart the count."""
     usage = _after_event(usage, change, state)
     if change.limits is None:
         return usage
@@ -241,7 +240,7 @@ def find_reached_limit(state: State) -> Refusal | None:
 
 
 def find_reached_cost_limit(state: State) -> Refusal | None:
-    """Return why no further model call is allowed, for a step or anything else; None if it is allowed."""
+    """Return why no further model call is allowed, for a step or another purpose; None if it is allowed."""
     if state.usage.max_budget_usd is not None and state.usage.cost_usd >= state.usage.max_budget_usd:
         return Refusal(BUDGET_CODE, render_budget_text(state))
     if _is_used_up(count_tokens(state), state.usage.max_tokens):
@@ -257,7 +256,7 @@ def render_budget_text(state: State) -> str:
 
 
 def find_reached_time_limit(state: State, now: datetime) -> Refusal | None:
-    """Return why the work must end now, whatever is in flight; None while there is time."""
+    """Return why the work must end now, even with a call in flight; None while there is time."""
     if state.usage.deadline is None or now < state.usage.deadline:
         return None
     return Refusal("max_time", f"{REACHED}time for conversation. Max seconds: {state.setup.limits.max_seconds:g}")
@@ -276,7 +275,7 @@ def count_tokens(state: State) -> int:
 def _after_state_change(
     usage: ConversationUsage, change: AgentStateChangedObservation, state: State
 ) -> ConversationUsage:
-    """When work starts or resumes, restart the time and raise each limit that was reached."""
+    """When work starts or resumes, restart the clock and raise each limit that was reached."""
     usage = _after_event(usage, change, state)
     if change.agent_state is not AgentState.RUNNING:
         return usage
@@ -301,7 +300,7 @@ def _after_state_change(
 
 
 def stop_in_time(state: State, now: datetime) -> Effect | None:
-    """End the work when its time is up, whatever is in flight."""
+    """End the work when its time is up, even with a call in flight."""
     if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED, AgentState.USER_CONFIRMED):
         return None
     return _refuse(state, find_reached_time_limit(state, now))

@@ -1,11 +1,11 @@
 """Long work: the feature list of a conversation, its verification, and the start of each context.
 
 A new context starts with the first step and after every condensation: one action saves the progress and reads the
-notes, the latest commits and the init script's output; its observation is what the model reads. The agent changes and
-verifies the list by actions that wait here, not on a tool worker, until their checks have run. A finish is verified in
-the same way, before the goal's own check and critic.
+notes, the latest commits and the init script's output; the model reads its observation. The agent changes and verifies
+the list by actions that wait here, not on a tool worker, until their checks have run. A finish is verified in the same
+way, before the goal's own check and critic.
 
-Holds: pure. The list changes by a `FeatureListObservation` only, which only the controller writes. A feature passes
+Holds: pure. The list changes only by a `FeatureListObservation`, which only the controller writes. A feature passes
 only if its check, run after the latest request or finish, exits with 0. Each check runs once, one after the other.
 Does not: read the list from the workspace.
 """
@@ -80,7 +80,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class LongWork:
-    """The feature list, and what is in progress.
+    """The feature list, and the work in progress.
 
     Attributes:
         contexts: number of contexts started.
@@ -119,7 +119,7 @@ def find_failing(features: Iterable[Feature]) -> list[Feature]:
 
 
 def render_failing(state: State) -> str:
-    """Return what fails, for a refused finish; empty if every feature passes or there is no feature list."""
+    """Return the failing features for a refused finish; empty if all pass or there is no list."""
     if not is_long_work(state) or _pass(state.work.features):
         return ""
     failing = ", ".join(feature.id for feature in find_failing(state.work.features))
@@ -133,7 +133,7 @@ def needs_verification(state: State) -> bool:
 
 
 def is_refused(state: State, event: FeatureListObservation) -> bool:
-    """Return whether a verification refuses the finish: a feature fails, or there is none."""
+    """Return whether a verification refuses the finish: a feature fails, or the list is empty."""
     return event.cause is None and needs_verification(state) and not _pass(event.features)
 
 
@@ -195,7 +195,7 @@ def _after_condensation(work: LongWork, event: CondensationAction, state: State)
 
 
 def start_context(state: State, now: datetime) -> Effect | None:
-    """Save the progress, and read what a new context starts with."""
+    """Save the progress, and read the text for a new context."""
     work = state.work
     if not (is_long_work(state) and work.is_context_due):
         return None
@@ -206,7 +206,7 @@ def start_context(state: State, now: datetime) -> Effect | None:
 
 
 def carry_out(state: State, ready: tuple[int, ...]) -> Effect | None:
-    """Take the next step of the first request; None if the agent's other actions come first.
+    """Return the next effect for the first request; None if the agent's other actions come first.
 
     Args:
         ready: the pending actions that may run, in order.
@@ -221,7 +221,7 @@ def carry_out(state: State, ready: tuple[int, ...]) -> Effect | None:
 
 
 def verify_finish(state: State) -> Effect:
-    """Take the next step of a finish's verification."""
+    """Return the next effect for the verification of a finish."""
     return _step(state, FeatureRequest(0, "verify"))
 
 
@@ -272,9 +272,9 @@ def _save(state: State, features: tuple[Feature, ...], *, message: str, report: 
 
 
 def _apply(features: tuple[Feature, ...], request: FeatureRequest) -> tuple[tuple[Feature, ...], frozenset[str], str]:
-    """Return the list after a request, the ids of the features to verify, and what is wrong with the request.
+    """Return the list after a request, the ids of the features to verify, and the problem of the request.
 
-    A request with a problem changes and verifies nothing. No request can give a result: new and changed features fail
+    A request with a problem changes and verifies nothing. A request cannot set a result: new and changed features fail
     until they are verified.
     """
     known = {feature.id: feature for feature in features}

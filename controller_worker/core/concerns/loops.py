@@ -178,7 +178,7 @@ def _after_features(loops: Loops, features: FeatureListObservation, state: State
 
 
 def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State) -> Loops:
-    """Count a hook's refusal. Every other refusal has a separate limit."""
+    """Count a hook's refusal. Other refusals have their own limits."""
     return _after_observation(loops, refusal, state) if refusal.reason == "hook" else loops
 
 
@@ -216,7 +216,7 @@ def respond(state: State, now: datetime) -> Effect | None:
 
 
 def recover(state: State, now: datetime) -> Effect | None:
-    """Apply the user's recovery option: restart and wait or restart and resume once nothing runs, or stop at once."""
+    """Apply the user's recovery option: restart and wait, or restart and resume, once nothing runs; or stop at once."""
     option = state.loops.recovery
     loop = state.loops.found
     if not option or (option != STOP and find_runnable(state)):
@@ -267,7 +267,7 @@ def _make_detection(state: State, loop: DetectedLoop) -> LoopDetectionObservatio
 
 
 def _hide_loop(state: State, loop: DetectedLoop, *, until: int) -> tuple[Event, ...]:
-    """Hide the loop from the model, from its first event or from after the latest message."""
+    """Hide the loop from the model, but nothing up to the latest message."""
     start = max(loop.start_id, state.inbox.last_message_id + 1)
     if start > until:
         return ()

@@ -4,8 +4,8 @@ A call waits for a time after a failure, or for a quota, a budget or a batch. Th
 the governor, the ledger or the provider ends it. So the core keeps returning the call, and the loop
 (`model.permits.call_permit`) asks for its permit at each wake-up.
 
-The effects of a failed call are the same with and without a watching client. A user sees the error's own `last_error`
-(`controller_worker.providers.errors`): OpenHands' status value if there is one, else `<class>: <text>`.
+Users see the error's own `last_error` (`controller_worker.providers.errors`): OpenHands' status value if there is one,
+else `<class>: <text>`.
 
 Holds: a wait for a quota shows as `rate_limited`, which OpenHands has. A wait for a budget or a batch shows as the wait
 reason of a running conversation, because OpenHands has no state for it. No wait is longer than the conversation's own
@@ -100,7 +100,7 @@ class RetryWait:
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """The reason a model call waits (quota, budget or batch) and its estimated end; None if unknown."""
+    """The reason why a model call waits (quota, budget or batch), and the estimated end; None if unknown."""
 
     reason: str
     expected_at: datetime | None
@@ -116,7 +116,7 @@ class ModelCalls:
         wait: the wait after a failure.
         deferral: the wait for a permit.
         overflows: number of consecutive prompts that did not fit the model.
-        wants_condensation: the latest of them still needs a condensation request.
+        wants_condensation: the latest reply still needs a condensation request.
     """
 
     reply_id: int = 0
@@ -209,7 +209,7 @@ def end_rate_limit(state: State, now: datetime) -> Effect | None:
 
 
 def wait_for_retry(state: State, now: datetime) -> Effect | None:
-    """Wait for the next attempt, in the state for such a wait."""
+    """Announce the state of the wait, then wait for the next attempt."""
     waiting = _find_wait(state, now)
     if waiting is None:
         return None
@@ -231,7 +231,7 @@ def condense(state: State, now: datetime) -> Effect | None:
 
 
 def call_model(state: State, now: datetime) -> Effect:
-    """Take the next step."""
+    """Call the model for the next step."""
     return CallModel(state.usage.iteration + 1, state.calls.attempt + 1)
 
 

@@ -1,7 +1,7 @@
 """Opening a workspace from a repository or an archive.
 
 A tool worker opens it, so the request is an action of the environment and the result an observation; both are hidden
-from the model. It comes before everything that needs the workspace, such as the survey and the first step.
+from the model. It precedes everything that needs the workspace, such as the survey and the first step.
 
 Holds: no step is taken in a workspace that is not open. A failed opening ends the work in an error with the cause, and
 is retried when a user resumes the conversation. A stop does not wait for it.

@@ -2,10 +2,10 @@
 
 A planning agent proposes a plan by an action. If a user must agree, that action waits like any other confirmation; a
 rejection, or a message instead of an answer, sends the planning agent back to work. The controller itself settles an
-accepted plan. From that observation on, the conversation's agent is the executor of the plan: same log, same workspace,
-same limits, other tools and another system message.
+accepted plan. From that observation on, the conversation's agent is the executor of the plan. The log, the workspace
+and the limits stay; the tools and the system message change.
 
-Holds: pure. A plan is accepted once. The other agent decides all later events, in a replay too.
+Holds: pure. A plan is accepted once. The executor decides all later events, also in a replay.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Progress: signs that the agent gets nowhere, for the policy of loops (`concerns.loops`).
+"""Progress: signs that the agent makes none, for the policy of loops (`concerns.loops`).
 
-Whether the workspace changes is asked of it: every `no_diff_steps` steps, or whenever `no_diff_cost_usd` more was
-spent, a tool worker computes a digest of its files. Equal digests of two looks mean that there is no diff between them.
+Every `no_diff_steps` steps, or whenever a further `no_diff_cost_usd` was spent, a tool worker computes a digest of the
+workspace's files. Two equal digests mean that nothing changed between them.
 
-Holds: pure. Off unless the policy has a threshold, and then without any event. An edit that is taken back is no diff. A
-look that fails counts as a diff.
+Holds: pure. Without a threshold in the policy, it is off and adds no event. An edit that is undone is no change. A
+failed digest counts as a change.
 Does not: count the checks of goals and features, which have limits of their own.
 """
 
@@ -39,7 +39,7 @@ MAX_FAILURES = 16
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in the work: an event, the steps and the cost until then."""
+    """A point in the work: an event, and the steps and the cost up to it."""
 
     event_id: int = 0
     iteration: int = 0
@@ -58,11 +58,11 @@ class RepeatedFailure:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known of the agent's progress.
+    """The known progress of the agent.
 
     Attributes:
-        action_id: the look at the workspace in flight; 0 for none.
-        digest: of the workspace at the latest look; empty for none.
+        action_id: the digest action in flight; 0 for none.
+        digest: the latest digest of the workspace; empty for none.
         looked: the latest look.
         changed: the look that saw the latest diff, or a later message or response.
         failures: the latest failing commands, oldest first.
@@ -81,7 +81,7 @@ def _find_policy(state: State) -> LoopPolicy | None:
 
 
 def _mark(state: State, event: Event | None = None) -> Mark:
-    """Return the place of an event; None: the present one, which has no event."""
+    """Return the mark of an event; None stands for now."""
     return Mark(0 if event is None else event.id, state.usage.iteration, state.usage.cost_usd)
 
 
@@ -122,14 +122,14 @@ def _after_detection(progress: Progress, event: LoopDetectionObservation, state:
 
 
 def _after_message(progress: Progress, message: MessageAction, state: State) -> Progress:
-    """Start again at a user's message."""
+    """Reset the progress at a user's message."""
     if not is_user_message(message) or progress == Progress():
         return progress
     return evolve(progress, changed=_mark(state, message), failures=())
 
 
 def look(state: State, now: datetime) -> Effect | None:
-    """Look at the workspace: before the first step, and when the policy's steps or cost have passed since then."""
+    """Request a digest before the first step, and whenever the policy's steps or cost have passed since the last."""
     policy = _find_policy(state)
     if policy is None or (policy.no_diff_steps is None and policy.no_diff_cost_usd is None):
         return None
@@ -140,7 +140,7 @@ def look(state: State, now: datetime) -> Effect | None:
 
 
 def _find_reached(policy: LoopPolicy, start: Mark, end: Mark) -> str:
-    """Return which threshold of the policy the work between two marks reaches, as a kind of loop; empty: none."""
+    """Return the threshold that the work between two marks reaches, as a kind of loop; empty for none."""
     if policy.no_diff_steps is not None and end.iteration - start.iteration >= policy.no_diff_steps:
         return "no_diff"
     if policy.no_diff_cost_usd is not None and end.cost_usd - start.cost_usd >= policy.no_diff_cost_usd:
@@ -149,7 +149,7 @@ def _find_reached(policy: LoopPolicy, start: Mark, end: Mark) -> str:
 
 
 def find_no_progress(state: State) -> DetectedLoop | None:
-    """Return the sign that the agent gets nowhere, or None."""
+    """Return the sign that the agent makes no progress, or None."""
     policy = _find_policy(state)
     progress = state.progress
     if policy is None:

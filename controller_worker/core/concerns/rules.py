@@ -1,10 +1,10 @@
-"""Rules: skills that the agent reads once it uses a file that they hold for, such as an AGENTS.md in a folder.
+"""Rules: skills for certain files, such as an AGENTS.md in a folder. The agent reads them once it uses such a file.
 
 The first recall names the patterns of their files; see `RecallObservation.path_rules`. A file counts as used when one
-of the agent's file tools has read or changed it; commands of the shell do not count, as in the original.
+of the agent's file tools has read or changed it; shell commands do not count, as in the original.
 
 Holds: pure. A rule is recalled once, and again only after a condensation. Patterns come from the workspace, so they are
-untrusted: their number, the cost of a match and all their text are bounded.
+untrusted: their number, their total length and the cost of a match are bounded.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def make_rules_recall(state: State, skills: SkillFiles) -> Append:
 
 
 def _after_recall(rules: Rules, recall: RecallObservation, state: State) -> Rules:
-    """Learn the rules from the first recall, and count the text of later ones."""
+    """Take the rules from the first recall, and count the text of later recalls."""
     if not recall.path_rules:
         chars = sum(len(item.content) for item in recall.microagent_knowledge if item.path is not None)
         return evolve(rules, shown_chars=rules.shown_chars + chars) if chars else rules

@@ -75,7 +75,7 @@ def _after_switch(setup: Setup, switch: ModelSwitched, state: State) -> Setup:
 
 
 def apply_agent_change(change: ConversationChanged, agent: AgentSpec) -> AgentSpec:
-    """Return the agent after a change. Its policy and its tools may also change."""
+    """Return the agent after a change of the agent, its policy or its tools."""
     agent = change.agent or agent
     if change.loop is None:
         return agent

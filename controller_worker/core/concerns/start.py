@@ -1,7 +1,7 @@
-"""Scheduled start: a conversation that waits for its time, and one that expires if it has not started by some time.
+"""Scheduled start: a conversation that waits for its start time, or expires if it has not started in time.
 
-The store measures the time, so no worker's clock counts: the loop asks the store, and an event records that the time
-has come. A user who resumes the conversation starts it at once.
+The store measures the time, so a worker's clock does not matter: the loop asks the store, and an event records that the
+time has come. A user who resumes the conversation starts it at once.
 
 Holds: a waiting conversation only reacts to a stop or a pause. A conversation that expires before its start ends in an
 error with its own code; only a user can start it then.
@@ -38,7 +38,7 @@ class ScheduledStart:
     """The progress of a conversation with a start time or an expiry.
 
     Attributes:
-        standing: `waiting`, `over` (stopped or expired before its start), `begun`; empty: it started at once.
+        standing: `waiting`, `over` (stopped or expired before its start), `begun`; empty if it started at once.
         has_time: it has an earliest start time.
     """
 

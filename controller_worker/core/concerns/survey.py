@@ -1,7 +1,7 @@
 """The survey of a workspace before the first recall, and the setup scripts of its repository.
 
-The controller cannot read a workspace; a tool worker can. So the question is an action of the environment and the
-answer an observation, both hidden from the model. The log stays the only source, and a replay needs no workspace.
+Only a tool worker can read a workspace. So the survey is an action of the environment and its answer an observation,
+both hidden from the model. The log stays the only source, and a replay needs no workspace.
 
 Holds: a message is recalled whatever the outcome of the survey. A workspace that cannot be read counts as empty. A stop
 does not wait for the answer. A script is started once, and its failure does not stop the work.
@@ -89,7 +89,7 @@ def needs_survey(state: State) -> bool:
 
 
 def needs_script(state: State) -> bool:
-    """Return whether a script of the repository must run, or be waited for, before the first recall."""
+    """Return whether a script of the repository must run, or end, before the first recall."""
     return _is_first_message(state) and bool(state.survey.scripts)
 
 

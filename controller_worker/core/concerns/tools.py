@@ -52,7 +52,7 @@ def is_own_action(state: State, action: Action) -> bool:
 
 
 def trace_action(state: State, action: Action) -> Trace | None:
-    """Return the trace of an action for loop detection; None if detection is off or the action is hidden."""
+    """Return the trace of an action for loop detection; None if it is off or the action is hidden."""
     if not state.setup.agent.enable_stuck_detection or action.__dict__.get("hidden"):
         return None
     if action.tool_call_metadata is not None:
@@ -98,9 +98,9 @@ def _make_pending(action: Action, trace: Trace | None) -> PendingAction:
 
 
 def ask_person(state: State, now: datetime) -> Effect | None:
-    """Ask the user the questions of an MCP server, but not while calls run beside it.
+    """Ask the user the questions of an MCP server, once no other call is running.
 
-    The answer may end the whole turn; the record must not say of a running call that it was not executed.
+    The answer may end the whole turn, and then a running call would be recorded as not executed.
     """
     if not state.tools.questions or (state.setup.agent.tool_concurrency > 1 and find_runnable(state)):
         return None

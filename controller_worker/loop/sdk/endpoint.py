@@ -3,9 +3,9 @@
 It sends a reply of the log as a stream of the Messages protocol.
 
 Holds: a call is answered only with a reply of the log. A request repeated by the CLI after a lost answer gets the same
-reply. Requests without the token are refused. Calls outside the conversation (titles, counts) never leave this file.
-The ids of calls are the log's, so that results from the SDK can be matched to actions. The usage is always the same few
-tokens: the log has the real cost, and a CLI with a full window would compact a history that no model reads.
+reply. Requests without the token are refused. Calls outside the conversation (titles, counts) are answered here. The
+ids of calls are those in the log, so that results from the SDK can be matched to actions. The usage is always the same
+few tokens: the log has the real cost, and a CLI with a full window would compact a history that no model reads.
 Does not: read prompts. The model's prompt is made from the log.
 """
 
@@ -120,7 +120,7 @@ class Endpoint:
     async def _exchange(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one request; return False if the connection takes no further one."""
+        """Answer one request; return False if the connection accepts no further request."""
         request = None
         body = bytearray()
         while True:
@@ -191,7 +191,10 @@ class Endpoint:
 
 
 def _is_continuation(messages: Any, reply: Mapping[str, Any]) -> bool:
-    """Return whether a request contains the calls of a reply; never after a reply without calls: a new turn follows."""
+    """Return whether a request contains the calls of a reply.
+
+    Always False after a reply without calls, because a new turn follows.
+    """
     text = json.dumps(messages)
     return bool(reply["calls"]) and all(f'"{call["id"]}"' in text for call in reply["calls"])
 

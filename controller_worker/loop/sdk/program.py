@@ -1,7 +1,7 @@
 """The small program that runs the Claude Agent SDK: `python -I -m controller_worker.loop.sdk.program DESCRIPTOR`.
 
 It talks to its controller worker over one socket, one JSON object per line. It reads the tools to offer (`begin`), a
-user's message (`query`), replies of the log (`reply`) and results of calls (`result`). It reports that the SDK asks for
+user's message (`query`), replies of the log (`reply`) and results of calls (`result`). It reports that the SDK requests
 a reply (`asks`), calls a tool (`calls`), has ended its turn (`ended`) or cannot continue (`failed`).
 
 Holds: it has no key, no address of a provider and no tool with an effect. A call of the SDK waits for its result from

@@ -3,7 +3,8 @@
 A model's prompt is made from the log, so a program needs only the current turn: the message that started the turn, the
 replies since, and the results of their calls. Of a long turn, the latest replies are enough.
 
-Holds: a call has the same id in every program of the conversation, made of its reply and its index there.
+Holds: a call has the same id in every program of the conversation; it is made from the reply and the call's index in
+it.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ def is_agent_change(event: Event) -> bool:
 
 
 def to_query(message: MessageAction) -> str:
-    """Return a user's message as a query. It starts with our own words, so that the CLI reads none as a command."""
+    """Return a user's message as a query.
+
+    It starts with a text of ours, so that the CLI never takes it for a command.
+    """
     return f"Message {message.id}: {message.content}"[:SHOWN_CHARS]
 
 
@@ -99,7 +103,7 @@ def make_call_id(reply_id: int, place: int) -> str:
 
 
 def to_reply(reply: ModelReply, model: str) -> dict[str, Any]:
-    """Return a reply in the form that `reply_stream` takes."""
+    """Return a reply in the form for `reply_stream`."""
     calls = [
         {"id": make_call_id(reply.id, place), "name": call.name, "input": _parse_arguments(call.arguments)}
         for place, call in enumerate(reply.tool_calls)
@@ -108,7 +112,7 @@ def to_reply(reply: ModelReply, model: str) -> dict[str, Any]:
 
 
 def to_result(number: str, observation: Observation | None) -> dict[str, Any]:
-    """Return the result of a call in the SDK's form; None if there is none or it is not needed any more."""
+    """Return the result of a call in the SDK's form; None if there is none or it is no longer needed."""
     text = SETTLED if observation is None else (observation.content or SETTLED)[:SHOWN_CHARS]
     return {"id": number, "text": text, "is_error": isinstance(observation, ErrorObservation)}
 

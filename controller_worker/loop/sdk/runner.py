@@ -3,9 +3,9 @@
 The program starts with a clean environment, and in a sandbox if bubblewrap works.
 
 Holds: it ends with the worker, even if the worker is killed. Its output is one JSON object per line; any other output
-ends it. The program inherits no variable, no descriptor but its socket, and no directory of ours. In the sandbox it has
-the system's programs, the interpreter's packages and this package, all read-only, an empty `/tmp`, no network but its
-own loopback, and ends with its worker.
+ends it. The program inherits no variable, no directory of ours, and no descriptor except its socket. In the sandbox, it
+sees the system's programs, the interpreter's packages and this package, all read-only, and an empty `/tmp`; its only
+network is its own loopback.
 Does not: limit memory; a worker limits the number of programs.
 """
 
@@ -85,7 +85,7 @@ def _find_system_mounts() -> Iterator[str]:
 
 
 def _find_package_mounts() -> Iterator[str]:
-    """Yield the mounts of the interpreter, of its packages, and of this package as the only one of ours."""
+    """Yield the mounts of the interpreter, of its packages, and of this package, the only one of ours."""
     places = {Path(sys.prefix), Path(sys.base_prefix), Path(os.path.realpath(sys.executable)).parent.parent}
     places |= {Path(place) for place in site.getsitepackages()}
     kept = [place for place in sorted(places) if place.is_dir() and not place.is_relative_to("/usr")]
@@ -166,7 +166,7 @@ class SdkRunner:
         self._reading = asyncio.create_task(self._read(reader, said), name="lines of the SDK")
 
     def send(self, **line: Any) -> None:
-        """Send a message; does nothing if it has ended."""
+        """Send a message, unless the program has ended."""
         if self._writer is None or self._writer.is_closing():
             return
         failpoint("controller.sdk_told")
@@ -175,7 +175,7 @@ class SdkRunner:
             self._writer.transport.abort()
 
     def stop(self) -> None:
-        """Stop it and all its child processes at once; `endings` holds the task that waits for that. Idempotent."""
+        """Kill the program and all its child processes; `endings` has the task that waits for their end. Idempotent."""
         if self._reading is not None and self._reading is not asyncio.current_task():
             self._reading.cancel()
         if self._writer is not None:

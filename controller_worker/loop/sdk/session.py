@@ -1,8 +1,8 @@
 """One conversation in the loop of the Claude Agent SDK: the SDK asks for a call, the core decides whether it may.
 
-A model call of such an agent has two conditions: the core decides it, as for every agent, and the SDK has asked for it.
-Then it is made like every call, and its reply reaches the SDK from the log. So do the results of tool calls: they are
-observations, appended by any worker.
+A model call of such an agent has two conditions: the core decides it, as for every agent, and the SDK requests it. Then
+it is made like every call, and the SDK gets the reply from the log. The SDK also gets the results of tool calls from
+the log, where any worker may have appended them as observations.
 
 Holds: no output of the SDK is appended or run. A program that dies, hangs or sends invalid output is replaced by one
 that gets the current turn. After `MAX_STARTS` starts in a row without progress, the legacy agent continues, or the
@@ -103,11 +103,10 @@ class SdkSession:
         return has_news
 
     async def check_ask(self, wanted: CallModel, state: State, agent: Agent) -> Append | bool:
-        """Return whether the SDK asks for the call that the core has decided; if not, bring it to that point.
+        """Return whether the SDK requests the call that the core has decided; if not, bring the SDK to that point.
 
         Returns:
-            True if the call may be made, False if there is only a wait. Otherwise the events to append, because it
-            cannot run.
+            True if the call may be made, False to wait. Otherwise the events to append, because the SDK cannot run.
 
         Raises:
             CorruptEntry: an entry of the log is damaged or missing.
@@ -208,7 +207,7 @@ class SdkSession:
             self._runner.send(result=to_result(number, observation))
 
     def _settle(self) -> None:
-        """Answer all open calls: the core has decided the next call, so no further result will arrive."""
+        """Answer all open calls. The core has decided the next model call, so no further result will arrive."""
         while self._open and self._runner is not None:
             self._runner.send(result=to_result(self._open.popitem()[1], None))
 

@@ -1,4 +1,4 @@
-"""The limit on the SDK programs of a worker, and the choice of a program to end for another.
+"""The limit on the SDK programs of a worker, and the choice of the program to end when a slot is needed.
 
 Holds: never more than the limit. The program that has waited longest for a tool or a user is ended first; a fresh one
 restores its turn from the log within seconds. The other sessions wait in order.
@@ -22,7 +22,7 @@ class ProgramHolder(Protocol):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the conversation waits for the program, and not the other way round."""
+        """Whether the conversation waits for the program, rather than the program for the conversation."""
         ...
 
     def give_up(self) -> None:
@@ -68,7 +68,7 @@ class SdkSessions:
             await asyncio.wait(self.endings)
 
     def take_slot(self, session: ProgramHolder, when_free: Callable[[], None]) -> bool:
-        """Take a slot for a program. Return False if none is free; `when_free` is then called once there may be one."""
+        """Take a slot for a program. Return False if none is free; `when_free` is then called once one may be free."""
         if session in self._held:
             return True
         self._waiting.setdefault(session, when_free)
@@ -92,7 +92,7 @@ class SdkSessions:
         self.retry_first()
 
     def give_slot(self, session: ProgramHolder) -> None:
-        """Give back a slot, or leave the queue for one. Idempotent."""
+        """Give back a slot, or leave the queue for slots. Idempotent."""
         self._waiting.pop(session, None)
         if session in self._held:
             del self._held[session]

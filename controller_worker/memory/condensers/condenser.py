@@ -5,8 +5,8 @@ Rolling condensers share the size limits and the question to a model.
 Holds: a condenser is a function of the View and its specification. A question to a model is a value (`Inquiry`) that
 the loop carries out, and its result is a function of the answer. So a worker that dies in between costs one model call.
 The first events and the newest stay. Each condensation halves the View.
-Differs: a request on a View shorter than `max_size` halves the View itself. The original asks for more than there is
-and forgets nothing, so the prompt that did not fit fails again.
+Differs: a request on a View shorter than `max_size` halves the View. The original tries to keep more events than there
+are and forgets nothing, so the prompt fails again.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Condensed = View | CondensationAction | Inquiry
 class Condenser(Protocol):
     """One strategy.
 
-    A class of this package with a `type` is the condenser of that name. It is made from a specification: the one of its
-    type in `broker.contract.condenser_specs`, or an `OtherCondenserSpec`.
+    A class of this package with a `type` is the condenser of that name. It is made from the specification of that type
+    in `broker.contract.condenser_specs`, or from an `OtherCondenserSpec`.
     """
 
     def condense(self, view: View) -> Condensed:
@@ -69,7 +69,7 @@ def forget_events(
 ) -> CondensationAction:
     """Return the event that forgets events of a View: as a range of ids if no remaining event lies between them.
 
-    Differs: nothing to forget is an empty list; the original takes the smallest id of nothing.
+    Differs: with nothing to forget, the list is empty; the original fails.
     """
     ids = {event.id for event in forgotten}
     first = min(ids, default=0)

@@ -1,7 +1,7 @@
 """LLMAttentionCondenser: a model chooses the events to keep.
 
-Differs: the choice is a tool call, or JSON in the text, because not every model accepts a schema for its text. An id
-that names no event takes no place.
+Differs: the choice is a tool call, or JSON in the text, because not every model accepts a schema for its text. Ids that
+name no event are ignored.
 """
 
 from __future__ import annotations

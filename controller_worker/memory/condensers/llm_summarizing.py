@@ -61,6 +61,6 @@ class LLMSummarizingCondenser:
 def _conclude(
     spec: LLMSummarizingCondenserSpec, view: View, forgotten: list[Event], reply: ModelReply
 ) -> CondensationAction:
-    """Replace the events with the reply's text, or with the earlier notes if the reply is empty."""
+    """Replace the events by the reply's text, or by the earlier notes if the reply is empty."""
     summary = reply.content.strip() or find_previous_summary(spec, view)
     return forget_events(view, forgotten, summary=summary, summary_offset=spec.keep_first)

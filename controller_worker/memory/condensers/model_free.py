@@ -57,7 +57,7 @@ class NoOpCondenser:
 class RecentEventsCondenser:
     """Shows `keep_first` events and the latest, `max_events` in all.
 
-    Differs: there is no tail if `keep_first` leaves no room; the original then shows everything twice.
+    Differs: if `keep_first` leaves no room, only those events are shown; the original then shows everything twice.
     """
 
     type = "recent"

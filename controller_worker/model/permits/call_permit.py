@@ -1,4 +1,4 @@
-"""The permit of a conversation's model call: room in the model's quota and in the budgets above the conversation.
+"""The permit for a conversation's model call: room in the model's quota and in the budgets above the conversation.
 
 `acquire` requests it, `held` wraps the call, and `charge` follows once the log has the reply. In between, the
 conversation may be parked, taken over or stopped; see `withdraw`, `catch_up` and `abandon`.
@@ -6,7 +6,7 @@ conversation may be parked, taken over or stopped; see `withdraw`, `catch_up` an
 A batched call is added to the queue of its batch, and later fetched from it. For any other call, money is reserved in
 the budgets above the conversation.
 
-Holds: a call without a quota and a budget makes no request to the store here. Every reservation is given back, however
+Holds: a call without a quota and a budget makes no request to the store here. Every reservation is released, however
 the call ends. A short wait adds nothing to the log. A step is added to one batch only, even under another owner. An
 interactive user never waits for a batch. A budget is charged only for costs in the log. A conversation without a
 tenant, an experiment or a parent has no budget above it and makes no request to the store here.
@@ -66,7 +66,7 @@ class BudgetReservation:
     async def reserve(
         self, state: State, accounts: list[str], worst_usd: float, *, is_batched: bool
     ) -> ModelCallDeferred | None:
-        """Reserve the maximum cost of a call. Return why the call must wait; None if it may be made. Idempotent."""
+        """Reserve the maximum cost of a call. Return the reason to wait; None if the call may be made. Idempotent."""
         self._accounts = accounts
         self._permits.keeps_budgets = True
         exhausted = await self._permits.ledger.reserve(
@@ -235,7 +235,7 @@ class CallPermit:
         Idempotent: a repeated request gets the same permit.
 
         Args:
-            config: the model's settings; None if they cannot be known, in which case the call itself fails.
+            config: the model's settings; None if they are unknown, in which case the call itself fails.
             prepare: creates the model's client before the request. A permit that waited for the client would be used
                 later than the quota assumes.
             counted_ratio: exact prompt size divided by the estimate, if the prompt was counted.
@@ -278,7 +278,7 @@ class CallPermit:
         self.is_woken = True
 
     def take_wake(self) -> bool:
-        """Return, once, whether a wake arrived before the refusal. The refusal is then out of date."""
+        """Return whether a wake-up arrived before the refusal, which is then outdated. True only once for each."""
         is_overtaken = self.is_refused and self.is_woken
         if is_overtaken:
             self.is_refused = self.is_woken = False
@@ -312,7 +312,10 @@ class CallPermit:
         return 1 if pool is None else len(pool.quotas)
 
     async def try_alternative(self, config: LLMConfig, request: ModelRequest) -> bool:
-        """Exchange the permit for one of a fallback, without waiting. Return whether the fallback may be called."""
+        """Exchange the permit for a permit of a fallback, without waiting.
+
+        Return whether the fallback may be called.
+        """
         await self._quota.give_back_unused()
         pool = self._permits.governor.find_pool(config.model, self.tenant)
         if pool is None:
@@ -341,7 +344,7 @@ class CallPermit:
             await self._budget.charge(state, accounts)
 
     async def withdraw(self, state: State, *, is_over: bool = False) -> None:
-        """Cancel the wait and give back the permit: the conversation does something else next.
+        """Cancel the wait and give back the permit, because the conversation no longer needs the call.
 
         Args:
             is_over: the reply of a batched call is no longer needed.

@@ -62,13 +62,13 @@ class Permits:
         return self._ratios.get(model)
 
     def learn_prompt(self, model: str, *, estimated_tokens: int, prompt_tokens: int) -> None:
-        """Record a prompt's ratio of counted to estimated tokens. Rises apply at once; falls apply slowly."""
+        """Record a prompt's ratio of counted to estimated tokens. Increases apply at once, decreases slowly."""
         found = compute_ratio(prompt_tokens, estimated_tokens)
         before = self._ratios.get(model, found)
         self._ratios[model] = found if found > before else before + (found - before) / 8
 
     def release_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a release in the background, for a call or a conversation that is already gone."""
+        """Run a release in the background, for a call or a conversation that has already ended."""
         task = asyncio.create_task(work)
         self._unfinished.add(task)
         task.add_done_callback(self._note_end)

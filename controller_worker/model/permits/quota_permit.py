@@ -142,7 +142,7 @@ class QuotaPermit:
             raise
 
     async def leave_others(self, pool: QuotaPool | None) -> None:
-        """Leave the queue and give back the permit of any other quota, in case the conversation changed its model."""
+        """Leave the queues of other quotas and give back their permits, because the model may have changed."""
         if self._queue is not pool:
             await self.leave_queue()
         if self._grant is not None and self._grant.pool is not pool:

@@ -87,7 +87,7 @@ class CallTask:
         return is_prepared
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Cancel the task, and return it if it is the call; None if there was none, or only a preparation."""
+        """Cancel the task. Return it if it is the call; None if there was no task, or only a preparation."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -1,12 +1,11 @@
 """Estimates whether a conversation's own budget has room for its next model call.
 
 The estimate is the whole prompt at the uncached price, plus a reply as long as the longest so far. It is at least the
-cost of the latest reply, for models whose price is known only from their replies. Earlier replies count only for calls
-of the same kind: same model, and same purpose (step, condenser or critic).
+cost of the latest reply, because the price of some models is known only from their replies. Earlier replies count only
+for calls of the same kind: same model, and same purpose (step, condenser or critic).
 
-Holds: money that delegates may still spend is not available. A call with an estimate above the available money is not
-started.
-Does not: know a price that no source states, or predict a reply longer than all before it.
+Holds: money reserved for delegates is not available. A call is not started if its estimate exceeds the available money.
+Does not: know a price that no source states, or expect a reply longer than all earlier ones.
 """
 
 from __future__ import annotations

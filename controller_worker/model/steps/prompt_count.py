@@ -1,4 +1,4 @@
-"""Counts a prompt with the provider's own endpoint where an estimate is not exact enough.
+"""Counts a prompt with the provider's endpoint if an estimate is not exact enough.
 
 Holds: a step is counted at most once, and only if its settings ask for it and a decision depends on the number. If the
 count fails or takes too long, the estimate is used. A count uses the quota of the model like a call.
@@ -101,7 +101,7 @@ async def _count(call: PendingCall) -> PromptCount:
 
 
 def _find_overflow(call: PendingCall, config: LLMConfig, counted: PromptCount) -> ModelCallFailed | None:
-    """Return the failure of a call whose prompt is too long; None if it may fit, or if a fallback may take it."""
+    """Return the failure of a call whose prompt is too long; None if it may fit, or if a fallback may accept it."""
     if counted.tokens is None:
         return None
     window = find_max_input_tokens(config)

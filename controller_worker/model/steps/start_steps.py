@@ -54,7 +54,7 @@ async def wait_for_batch(call: PendingCall, rest: RestOfStart) -> StartOutcome:
 
 
 async def note_waiting(call: PendingCall, rest: RestOfStart) -> StartOutcome:
-    """Note that the conversation is inactive: it waits for a client, a permit or the model."""
+    """Record that the conversation is inactive, because it waits for a client, a permit or the model."""
     await call.before_waiting()
     return await rest(call)
 

@@ -1,6 +1,6 @@
 """The tool section of a prompt for models without function calling: descriptions, call format, example.
 
-The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it recognise it. The words are
+The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it recognise it. The wording is
 ours.
 
 Holds: the same tools produce the same bytes, so that a provider's prompt cache stays warm.
@@ -135,7 +135,7 @@ def add_example(text: str, tools: Sequence[ToolSpec]) -> str:
 def add_suffix(message: Message, suffix: str) -> Message:
     """Return the system message with a text appended to its last text part, or as a new part.
 
-    Conversations with the same prompt share the message: it is most of a short one's memory.
+    Conversations with the same prompt share the message, which is most of the memory of a short conversation.
     """
     content = message.content
     if content and isinstance(content[-1], TextPart):

@@ -9,8 +9,8 @@ their values contain. A call never runs with a truncated value. A call that cann
 `problem`, which the model reads.
 Differs: the original reads one call and drops the others. It treats a call without a line break after its name as plain
 text, cuts a value at a tag that it contains, passes the line breaks around a block to the tool, and leaves numbers and
-booleans as texts. Each of these loses or corrupts a valid call. Words between two parameters are dropped here too,
-but not if they may be the rest of a value.
+booleans as texts. Each of these loses or corrupts a valid call. Like the original, this drops text between two
+parameters, except text that may be the rest of a value.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def read_calls(
         is_cut: the reply reached its length limit, so a missing end was never written.
 
     Returns:
-        The text before the first call, and the calls that directly follow each other. Text after a call is dropped, and
-        so are the calls behind it. The model wrote them without having seen the result.
+        The text before the first call, and the calls that directly follow each other. Text after a call is dropped,
+        together with the calls behind that text, because the model wrote them without the call's result.
     """
     first = next((found for found in _CALL.finditer(text) if _is_call(found, tools, is_cut=is_cut)), None)
     if first is None:
@@ -105,8 +105,8 @@ def read_calls(
 def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: bool) -> bool:
     """Return whether a tag starts a call; otherwise the text only mentions it.
 
-    It starts one if the inside of a call follows it, or if it stands alone on its line. At the end of the text, the end
-    of a call without parameters may have been the stop word.
+    It starts a call if the inside of a call follows, or if it is alone on its line. At the end of the text, the end tag
+    of a call without parameters may be missing because it is the stop word.
     """
     text = found.string
     begin = found.start()
@@ -191,7 +191,7 @@ class _CallReader:
         return texts, values
 
     def _skip_words(self, texts: dict[str, str]) -> bool:
-        """Skip text that is not part of a call: words, and a superfluous end of a parameter.
+        """Skip text that is not part of a call, such as words and a superfluous end tag of a parameter.
 
         Returns:
             False if the text may be the rest of a value that contains the end of a parameter; such text is never
@@ -235,7 +235,10 @@ class _CallReader:
         return value
 
     def _is_at_end(self, name: str) -> bool:
-        """Return whether the call ends here, and skip its end. The end may be missing because it is the stop word."""
+        """Return whether the call ends here, and skip its end tag.
+
+        The tag may be missing, because it is the stop word.
+        """
         if self._text.startswith(CALL_END, self.position):
             self.position += len(CALL_END)
             return True

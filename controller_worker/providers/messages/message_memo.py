@@ -78,10 +78,10 @@ class WrittenMessages(MessageMemo[bytes]):
         return self.of(message, self._write)
 
     def list_bytes(self, messages: Iterable[Message], *, besides: Collection[int] = ()) -> list[bytes]:
-        """Return the bytes of each message. A request asks this of its whole history.
+        """Return the bytes of each message; called for the whole history of each request.
 
         Args:
-            besides: ids of messages whose bytes are not needed; theirs are empty.
+            besides: ids of messages whose bytes are not needed and are returned empty.
         """
         made = self._made
         of = self.of
@@ -153,7 +153,7 @@ def write_fields(fields: Mapping[str, Any]) -> bytes:
 
 @cache
 def _write_name(name: str) -> bytes:
-    """Return the name of a request's field as JSON. There are few."""
+    """Return the name of a request's field as JSON. Cached, because there are few names."""
     return json_bytes(name) + b":"
 
 

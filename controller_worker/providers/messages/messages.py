@@ -5,7 +5,7 @@ such a history refuses this request and every later one.
 
 Holds: valid names, ids and arguments stay unchanged. Different names and ids stay different. Arguments become strict
 JSON, whatever the model wrote. Values are frozen, so a backend may cache their serialized form as long as they live.
-Does not: get stored. The log holds events; messages are built from them.
+Does not: store messages. The log contains events; messages are built from them.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ class Message:
         role: the author; `tool` is the result of one tool call.
         content: parts in order; empty for an assistant that only calls tools.
         tool_calls: of an assistant, in the order written.
-        tool_call_id: of a tool result, the call it answers.
+        tool_call_id: for a tool result: the call that it answers.
         name: of a tool result, the tool.
-        thinking_blocks: of an assistant, as the provider sent them, including signatures; sent back unchanged.
+        thinking_blocks: for an assistant: the blocks as the provider sent them, with signatures; they are sent back
+            unchanged.
     """
 
     role: Role

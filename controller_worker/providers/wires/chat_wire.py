@@ -6,7 +6,7 @@ Holds: a content is a string wherever possible, because many servers accept noth
 only, because no model except Claude accepts images there. A reply is complete only if it has a stop reason. The final
 `[DONE]` is optional, because some servers omit it.
 Differs: the original assembles streamed text only. Here a streamed tool call equals one that was not streamed.
-Does not: handle streams.
+Does not: read the stream's bytes; see `event_stream`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ChatWire:
         return b'{%b,"messages":[%b]}' % (fields, b",".join(written))
 
     def list_parts(self, request: ModelRequest) -> tuple[bytes, list[bytes]]:
-        """Return the JSON of the tools, and that of each message, as `write_body` writes them without cache marks."""
+        """Return the JSON of the tools and of each message, as in `write_body` but without cache marks."""
         tools = self._tools.value_of(request.tools, is_strict=False).content if request.tools else b""
         return tools, self.written.list_bytes(self._separate_images(make_ids_distinct(request.messages)))
 
@@ -314,7 +314,7 @@ class ChatStream:
         return self._finish_reason is not None
 
     def take(self, text: str) -> bool:
-        """Process the text of the next event. Return whether it is the last one.
+        """Process the text of the next event. Return whether it is the last event.
 
         Raises:
             StreamedError: the event is an error.
@@ -400,7 +400,7 @@ class ChatStream:
         """Append to a tool call.
 
         Without an index, a piece belongs to the latest call, or starts a new one if it has an id. Some servers give
-        every call of a reply the index 0. There, a name with another id starts a new call.
+        every call of a reply the index 0. For these, a name with a new id starts a new call.
         """
         function = piece.get("function") or {}
         index = piece.get("index")

@@ -1,9 +1,9 @@
-"""Claude's further blocks that must be sent back: those of server tools, and compactions.
+"""Claude's other blocks that must be sent back: those of server tools, and compactions.
 
 Such a reply keeps all its blocks in order, together with its thinking blocks:
 
-    {"type": "claude", "block": {…}}               one block as Claude wrote it; of a call, only its place and extras
-    {"type": "claude_edits", "applied_edits": […]}   the provider's edits of the prompt; never sent back
+    {"type": "claude", "block": {…}} one block as Claude wrote it; for a call, only its position and extra fields
+    {"type": "claude_edits", "applied_edits": […]} the provider's edits of the prompt; never sent back
 
 Holds: a reply with only thinking, text and calls has none of these. They are sent to no other model family and over no
 other protocol.
@@ -47,7 +47,7 @@ def collect_blocks(message: Mapping[str, Any], *, is_joined: bool = False) -> tu
 
 
 def restore_blocks(message: Message, parts: Sequence[Block], calls: Sequence[Block], *, compacts: bool) -> list[Block]:
-    """Return the stored blocks of an assistant message; in the usual order if only thinking was stored.
+    """Return the stored blocks of an assistant message; thinking comes first if nothing else was stored.
 
     Args:
         parts: the content parts of the message. They are used if the stored text blocks no longer match its text.

@@ -1,13 +1,13 @@
-"""The way of a provider's requests out: the environment's proxy, and the addresses that may be reached.
+"""Limits outgoing requests to providers: the environment's proxy, and the addresses that may be reached.
 
 litellm makes its own requests to a hundred providers; `EgressGuard` restricts the addresses that it may connect to.
 
-Holds: a proxy URL for use in errors contains no credentials. Inside `within`, an httpx request goes to the address of
-the settings (scheme, host and port) or to a public one. Redirects are not followed, because they would carry prompt and
-key to any address. A name is looked up once, and the connection uses a checked address; this covers httpcore and
-aiohttp. `broker.runtime.addresses` defines public addresses.
-Does not: make requests; restrict requests outside of `within`, or those of the clouds' own login libraries. An
-environment's proxy looks up names itself.
+Holds: a proxy's URL in an error contains no credentials. Inside `within`, an httpx request goes to the address of the
+settings (scheme, host and port) or to a public one. Redirects are not followed, because they would carry prompt and key
+to any address. A name is looked up once, and the connection uses a checked address; this covers httpcore and aiohttp.
+`broker.runtime.addresses` defines public addresses.
+Does not: make requests; restrict requests outside of `within`, or those of the clouds' own login libraries. The names
+of requests through the environment's proxy are resolved by that proxy.
 """
 
 from __future__ import annotations
@@ -225,7 +225,10 @@ def _guard_connect_in_thread(httpcore: ModuleType, connect: Any) -> Any:
 
 
 def _guard_resolve(resolve: Any) -> Any:
-    """Wrap a connector's look-up to check its addresses, which may be cached from calls with other rules."""
+    """Wrap a connector's look-up to check its addresses.
+
+    A cached address may come from a call with other rules.
+    """
 
     @wraps(resolve)
     async def resolve_checked(self: Any, host: str, port: int, *arguments: Any, **options: Any) -> Any:

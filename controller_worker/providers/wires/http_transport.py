@@ -1,7 +1,7 @@
 """Requests to one server with aiohttp: the work of a provider's SDK, with less memory per waiting call.
 
-An SDK holds some twenty objects and fifteen coroutine frames while a call waits. This holds only aiohttp's own state
-and the unsent part of the body.
+An SDK holds some twenty objects and fifteen coroutine frames while a call waits. This client keeps only aiohttp's own
+state and the unsent part of the body.
 
 Holds: one attempt per request. Redirects are not followed. Proxies come from the environment. Certificates are those
 that httpx trusts (`SSL_CERT_FILE`, `SSL_CERT_DIR`, else certifi's). The key is sent to this server only. A refusal is
@@ -66,7 +66,7 @@ class ConnectionStale(RequestFailed):
 
 
 class RequestUnsendable(Exception):
-    """The address, the key or the headers make no valid request. A retry would fail again."""
+    """The address, the key or the headers are invalid for a request. A retry would fail again."""
 
 
 class AnswerRefused(Exception):
@@ -288,7 +288,7 @@ class HttpTransport:
 
 
 async def resend_if_stale(ask: Callable[[Options], Awaitable[Answer]], options: Options) -> Answer:
-    """Make a call, again if its connection was stale: the server has not read it."""
+    """Make a call. Repeat it if its connection was stale, because the server has not read it."""
     stale = 0
     while True:
         try:
@@ -306,7 +306,7 @@ def _make_content_class(aiohttp: Any) -> Any:
         _value: bytes
 
         async def write_with_length(self, writer: Any, _content_length: int | None) -> None:
-            """Send the body and free it, because the answer takes much longer."""
+            """Send the body and free its memory, because the answer takes much longer."""
             body, self._value = self._value, b""
             await writer.write(body)
 
@@ -322,7 +322,7 @@ def _connector_class(aiohttp: Any) -> Any:
             self._used: WeakSet[Any] = WeakSet()
 
         async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109
-            """Connect, but not over a connection with unsolicited data, which would be taken for the answer."""
+            """Return a connection, but none with unsolicited data, which would be mistaken for the answer."""
             connection = await super().connect(req, traces, timeout)
             for _ in range(UNSOLICITED_LIMIT):
                 if not connection.protocol.should_close:
@@ -353,7 +353,10 @@ async def _read_whole(answer: HttpAnswer) -> bytes:
 
 
 async def _read_refusal(answer: HttpAnswer) -> bytes:
-    """Return the body of a refusal. If it breaks off or never ends, return its beginning: the status matters."""
+    """Return the body of a refusal.
+
+    If it breaks off or never ends, return its beginning, because the status is enough.
+    """
     parts = []
     size = 0
     try:

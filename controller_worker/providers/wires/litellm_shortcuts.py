@@ -1,8 +1,8 @@
-"""Leaves out the work of litellm and the openai SDK whose result nothing uses. Requests keep their bytes.
+"""Skips work of litellm and the openai SDK whose result is unused. The bytes of requests stay the same.
 
-The SDK walks the whole history to rename fields by their types, although no field of a chat completion is renamed.
-That is two thirds of the CPU of a step with 60 messages. litellm assembles a record of each call for its callbacks,
-which we disable (`no-log`), and computes a price in place of which we compute our own.
+The SDK walks the whole history to rename fields by their types, although no field of a chat completion is renamed. That
+is two thirds of the CPU of a step with 60 messages. litellm assembles a record of each call for its callbacks, which we
+disable (`no-log`), and computes a price, which we compute ourselves.
 
 Holds: a library without one of these functions works as before, only slower.
 """

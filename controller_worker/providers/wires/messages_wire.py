@@ -5,7 +5,7 @@ A stream's events are assembled into the message that a call without streaming w
 Holds: adjacent messages of one role become one, so a tool's result directly follows its call. Content that the API
 refuses is left out: empty texts, thinking blocks without Claude's signature, images of unsupported types. A reply is
 complete only if it has a stop reason. Thinking blocks keep their signatures.
-Does not: handle streams.
+Does not: read the stream's bytes; see `event_stream`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MessagesWire:
         """Choose the format.
 
         Args:
-            compacts: the requests ask for compaction, and so may contain earlier compaction blocks.
+            compacts: requests ask for compaction and may contain earlier compaction blocks.
         """
         self._caching_prompt = caching_prompt
         self._mark = CACHE_MARKS[cache_lifetime]
@@ -125,7 +125,7 @@ class MessagesWire:
 
 
 def find_turn_ends(messages: Sequence[Message]) -> list[Message]:
-    """Return the last message of the previous request and of this one: the positions of the cache marks.
+    """Return the positions of the last message of the previous request and of this one, for the cache marks.
 
     Claude finds a cached prefix by looking back from a mark, but at most 20 blocks, and a turn with many calls has
     more. The mark at the end of the previous request is where that request stored its prefix. Together with the system
@@ -146,7 +146,7 @@ def find_turn_ends(messages: Sequence[Message]) -> list[Message]:
 def _may_think(messages: Sequence[Message]) -> bool:
     """Return whether a Claude with a thinking budget may think in the current turn.
 
-    Claude refuses to think in a turn that started without thinking, such as a turn started by another model.
+    Claude refuses thinking in a turn that started without it, such as a turn that another model started.
     """
     last = next((message for message in reversed(messages) if message.role == "assistant"), None)
     return last is None or not last.tool_calls or any(map(is_signed, last.thinking_blocks))
@@ -202,7 +202,7 @@ def _write_tools(tools: Sequence[ToolSpec], *, is_strict: bool) -> list[dict[str
 
 
 def _describe_odd_parameters(tool: ToolSpec) -> ToolSpec:
-    """Return a tool with the parameters whose names are refused in its description instead of its schema."""
+    """Return a tool whose parameters with refused names are in its description instead of its schema."""
     properties = tool.parameters.get("properties")
     names = properties if isinstance(properties, Mapping) else {}
     odd = {name: schema for name, schema in names.items() if not PARAMETER_NAME.fullmatch(name)}

@@ -8,8 +8,7 @@ No other module reads the texts of providers' errors.
 Holds: every exception of a client becomes a `ModelError`. A text never contains one of the given secrets. A listed text
 or code takes precedence over the status. Unlisted wordings of an overflow are recognised by common phrases, if the
 status allows an overflow.
-Does not: decide about retries; each error class defines whether it is retryable; find the text in an exception;
-`provider_errors` does.
+Does not: decide about retries. Each error class defines whether it is retryable.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def classify_text(text: str) -> type[ModelError] | None:
 
 
 def is_overflow(text: str) -> bool:
-    """Return whether a refused or failed request's text says that the prompt is too long."""
+    """Return whether the error text of a request says that the prompt is too long."""
     lower = text.lower()
     return _TOO_LONG.search(lower) is not None and _REPLY_LIMIT.search(lower) is None
 
@@ -222,7 +221,7 @@ PROVIDER_FAILED_REASONS = ("error", "insufficient_system_resource", "network_err
 class StreamedError(Exception):
     """An error in place of a reply, with the body of an error reply.
 
-    It comes as an event of a stream or, from some gateways, as a reply with status 200.
+    It is an event of a stream or, from some gateways, a reply with status 200.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -441,7 +440,7 @@ def parse_retry_after_seconds(headers: Mapping[str, str], now: datetime | None) 
 
     Args:
         headers: with case-insensitive or lower-case names.
-        now: the time to compare an HTTP date with; None: dates are ignored.
+        now: the time to compare an HTTP date with; None to ignore dates.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         seconds = _parse_duration_seconds(headers.get(name), unit)
@@ -463,7 +462,7 @@ def _parse_duration_seconds(text: Any, unit: float = 1.0) -> float | None:
 
 
 def _find_retry_delay_seconds(body: Any) -> float | None:
-    """Return the `retryDelay` in the details of a Google error, which may be in a list of one."""
+    """Return the `retryDelay` in the details of a Google error, which may be in a list with one element."""
     if isinstance(body, list) and body:
         body = body[0]
     error = body.get("error", body) if isinstance(body, Mapping) else None

@@ -1,4 +1,4 @@
-"""A call over a backend's transport (aiohttp or Anthropic's SDK), which authenticates, connects and raises.
+"""A call over a backend's transport (aiohttp or Anthropic's SDK), which authenticates, connects and reports errors.
 
 Holds: one attempt per request. The whole reply and each silence in it have a time limit. Every failure is one of our
 errors. The request body is not kept while the answer is pending.
@@ -123,8 +123,8 @@ class RawClient:
         """Return the reply of a call, parsed from JSON or assembled from events, and its headers.
 
         Args:
-            request: the source of `body`. If it has a `carry`, that makes the call instead.
-            stream: creates the reader of a streamed reply; None: the reply comes in one piece.
+            request: the source of `body`. If it has a `carry`, that function makes the call instead.
+            stream: creates the reader of a streamed reply; None for a reply in one piece.
 
         Raises:
             ModelError: the call failed.
@@ -192,7 +192,7 @@ class RawClient:
 
 
 async def iterate_pieces(body: bytes) -> AsyncIterator[bytes | memoryview]:
-    """Yield a body in pieces. It is freed once it is sent, because the answer takes much longer."""
+    """Yield a body in pieces. Its memory is freed once it is sent, because the answer takes much longer."""
     if len(body) > PIECE_BYTES:
         view = memoryview(body)
         for start in range(0, len(body), PIECE_BYTES):

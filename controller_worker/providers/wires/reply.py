@@ -112,7 +112,7 @@ def parse_reported_usd(value: Any) -> float | None:
 
 
 def get_counts(reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the usage of a reply; empty if malformed. The reply is paid for, and usable without it."""
+    """Return the usage of a reply; empty if malformed, because the reply is paid for and usable without it."""
     usage = reply.get("usage")
     return usage if isinstance(usage, Mapping) else {}
 

@@ -1,4 +1,4 @@
-"""`deckhands chaos`: faults in a running cluster, and the check of what they did."""
+"""`deckhands chaos`: cause faults in a running cluster, and check their effects."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class ChaosOptions:
 @json_option
 @with_options(ChaosOptions)
 def chaos(options: ChaosOptions) -> int:
-    """Cause faults in the cluster at DECKHANDS_URL, or the one that runs here, and verify what they touched.
+    """Cause faults in the cluster at DECKHANDS_URL, or the one that runs here, and check every log they touched.
 
     Conversations without a model run commands whose effects are counted, while workers are killed, stopped and cut off
     and the store fails. Then every log is checked against the specification of a log. Exits with 0 if everything holds,
-    1 if not, 2 if the cluster is refused, and 130 if it was interrupted and everything holds.
+    1 if not, 2 if the cluster is refused, and 130 if it was interrupted but everything holds.
     """
     if options.is_list:
         width = max(map(len, FAULTS))

@@ -92,7 +92,7 @@ def reject(options: RejectOptions) -> None:
 async def ask_at_terminal(action: RiskyAction) -> bool | dict[str, Any]:
     """Show an action and read a line; any answer but yes rejects the action.
 
-    For a question of an MCP server, return the values of its fields, which are read line by line; none consents alone.
+    For a question of an MCP server, read the values of its fields line by line and return them.
     """
     if isinstance(action, PlanAction):  # it was printed above in full
         ask(QUESTION_OF_A_PLAN)

@@ -89,7 +89,7 @@ def dead() -> None:
     """Show dead letters, let conversations continue, and discard those you do not need.
 
     A conversation is dead once three workers in a row have died while it acted. An entry of a stream is dead if no
-    worker could read it; it was never one of ours.
+    worker could read it. Deckhands never writes such an entry.
     """
 
 

@@ -151,7 +151,7 @@ def report_lines(report: DemoReport) -> list[str]:
 
 
 class _Screen:
-    """A line that is redrawn on a terminal; elsewhere, a line is printed now and then."""
+    """A line that is redrawn on a terminal; elsewhere, lines printed from time to time."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock

@@ -341,7 +341,7 @@ def _rows_to_compare(options: EvalCompareOptions) -> list[list[AttemptRow]]:
     """Return the rows of each side.
 
     Raises:
-        UsageError: they cannot be read, or none are of a given model.
+        UsageError: the results cannot be read, or contain none of a given model.
     """
     sides = [read_results(folder / RESULTS) for folder in (options.first, options.second)]
     if options.models is None:

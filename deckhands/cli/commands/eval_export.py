@@ -92,7 +92,7 @@ def select_rows(directory: Path, form: str, outcomes: Sequence[str]) -> list[Att
         outcomes: only these; empty: all, but for training only resolved ones.
 
     Raises:
-        UsageError: there are no results, or none of these.
+        UsageError: there are no results, or none matches.
     """
     wanted = set(outcomes) or ({"resolved"} if form == "sft" else set())
     rows = [row for row in read_results(directory / RESULTS) if not wanted or row.outcome in wanted]

@@ -234,7 +234,7 @@ def _write_sdk_directory(conversation_id: str, events: Sequence[Event], output: 
 async def _print_events(
     settings: CliSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
 ) -> None:
-    """Print the existing events, each as soon as it is read."""
+    """Print the existing events, each once it is read."""
     async with contextlib.aclosing(read_pages(settings, conversation_id, is_lenient=True)) as pages:
         async for page in pages:
             for event in page:

@@ -171,7 +171,7 @@ def build_spec(options: RolloutsRunOptions) -> RolloutSpec:
     """Return the specification of the options and the file.
 
     Raises:
-        UsageError: it cannot be used.
+        UsageError: the options or the file are invalid.
     """
     fields: dict[str, Any] = {}
     if options.spec is not None:

@@ -83,7 +83,7 @@ def secret_values(settings: CliSettings, given: Iterable[str]) -> dict[str, Secr
     """Return secrets by name. Each is given as NAME, an environment variable, as NAME=VALUE, or as NAME@SOURCE:PATH.
 
     Raises:
-        UsageError: a variable is not set, a value is empty or cannot be a secret, or a source has another form.
+        UsageError: a variable is not set, a value is empty or cannot be a secret, or a source has an invalid form.
     """
     values: dict[str, SecretValue] = {}
     for secret_given in given:

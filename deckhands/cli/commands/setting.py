@@ -135,7 +135,7 @@ async def _change(client: Client, options: SetOptions) -> None:
 
 
 async def _policy(client: Client, options: SetOptions) -> ConfirmationPolicy | None:
-    """Return the policy with another mode and everything else unchanged."""
+    """Return the policy with another mode, otherwise unchanged."""
     if options.confirm is None:
         return None
     mode = to_confirmation_policy(options.confirm).mode

@@ -1,4 +1,4 @@
-"""`deckhands upgrade`: move a store to the functions of this version, forwards or back, or say what would happen."""
+"""`deckhands upgrade`: replace a store's functions by newer or older ones, or show what would happen."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Forecast:
 
     @property
     def is_possible(self) -> bool:
-        """Whether it would succeed without any worker that has to stop."""
+        """Whether it would succeed without stopping any worker."""
         return self.plan.effect != "refuse" and not self.plan.stopping and not self.is_locked
 
 
@@ -108,7 +108,7 @@ async def _run(url: str, settings: CliSettings, options: UpgradeOptions) -> Fore
 
 
 async def forecast(store: Store, *, rolls_back: bool = False) -> Forecast:
-    """Return what an upgrade to this version would do. Reads only."""
+    """Return the effect that an upgrade to this version would have. Only reads."""
     plan = await plan_upgrade(store.connection, rolls_back=rolls_back)
     commands = [("ZRANGE", names.parked, 0, -1) for names in await store.load_shards()]
     ids = [cid.decode(errors="backslashreplace") for reply in await store.call_many(commands) for cid in reply]

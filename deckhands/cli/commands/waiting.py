@@ -226,7 +226,7 @@ def _print_table(rows: list[tuple[str, ...]], *, has_head: bool) -> None:
 
 @contextlib.contextmanager
 def _open_output(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
-    """Yield a function that writes a line to a file which replaces `path` at the end; None: no file is written.
+    """Yield a function that writes a line to a file which replaces `path` at the end; None without a path.
 
     Raises:
         UsageError: it cannot be written.

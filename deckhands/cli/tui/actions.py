@@ -27,7 +27,7 @@ ACTIONS: Mapping[str, tuple[str, Act]] = {
 
 
 async def run_action(client: Client, name: str, conversation_id: str) -> str:
-    """Perform one of `ACTIONS` and return a notice: that it was done, or why not."""
+    """Perform one of `ACTIONS` and return a notice of its success, or the reason of its failure."""
     done, act = ACTIONS[name]
     return await run_with_notice(
         act(client, conversation_id),

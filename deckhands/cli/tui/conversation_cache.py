@@ -50,7 +50,7 @@ class CachedConversation:
     Attributes:
         state: see `AgentState`; `dead` if three workers died with it.
         worker: its owner, or empty.
-        cost_usd: with its ended delegates; a lower bound if `has_unknown_cost`.
+        cost_usd: the cost, including ended delegates; a lower bound if `has_unknown_cost`.
         updated, created: seconds since the epoch, by the store's clock.
         words: the text that a filter searches, in lower case.
     """
@@ -75,7 +75,7 @@ class ConversationCache:
 
     Args:
         rows_at_once: how many conversations one refresh reads, not counting new ones.
-        others_at_once: how many of them are reserved for those that are off the screen and owned by no worker.
+        others_at_once: how many of them are reserved for conversations that are off the screen and without a worker.
     """
 
     def __init__(self, store: Store, *, rows_at_once: int = ROWS_AT_ONCE, others_at_once: int = OTHERS_AT_ONCE) -> None:
@@ -246,7 +246,7 @@ def arrange(
 
     Args:
         by: a key of `SORTS`.
-        words: separated by blanks; `-word` excludes rows that contain it.
+        words: words separated by blanks; `-word` excludes rows that contain the word.
     """
     wanted = words.lower().split()
     without = [word[1:] for word in wanted if word.startswith("-") and len(word) > 1]

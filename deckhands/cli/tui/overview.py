@@ -70,7 +70,7 @@ def _sums(found: Iterable[WorkerMetrics], name: str) -> dict[str, float]:
 
 
 def _increase(before: dict[str, float], after: dict[str, float]) -> float:
-    """Return how much the figures have grown, over the workers that are in both readings."""
+    """Return the growth of the figures, summed over the workers in both readings."""
     return sum(max(0.0, after[name] - before[name]) for name in after if name in before)
 
 

@@ -1,4 +1,4 @@
-"""Where a chat runs: on a private store and workers that end with it, or on a cluster that outlives it."""
+"""The place of a chat: a private store and workers that end with it, or a cluster that outlives it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from deckhands.settings import CliSettings
 
 @dataclass(slots=True)
 class ChatPlace:
-    """Where a chat runs.
+    """The place of a chat.
 
     Attributes:
-        conversation_id: the one to continue; empty: the first message creates one.
+        conversation_id: the conversation to continue; empty if the first message creates one.
         is_private: its workers end with the chat.
         record: called with each event of the conversation, from the first one on.
         finish: called with the summary at the end.
@@ -65,7 +65,7 @@ class ChatPlace:
         return self.conversation_id
 
     async def send(self, text: str) -> None:
-        """Send a message to the conversation. Raises what `Client.send_message` raises."""
+        """Send a message to the conversation. Raises the errors of `Client.send_message`."""
         await self.client.send_message(self.conversation_id, text, images=tuple(self.images))
         self.images.clear()
 
@@ -77,7 +77,7 @@ async def private_place(
     """Run a private store and workers for one conversation; it leaves the files of a run, like `deckhands run`.
 
     Args:
-        conversation_id: the run to continue; empty: a new one.
+        conversation_id: the run to continue; empty for a new one.
 
     Raises:
         UnknownConversation: there is no such run.

@@ -82,7 +82,7 @@ class InputPrompt:
             self._session.app.exit(exception=EOFError)
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show the model's current output above the line; the last of the lines is the status, shown below."""
+        """Show the model's current output above the line; the last line is the status, shown below."""
         self._writing = clean_line(lines[0], limit=1_000) if len(lines) > 1 else ""
         if self._session.app.is_running:
             self._session.app.invalidate()
@@ -93,7 +93,7 @@ class InputPrompt:
             draw(text)
 
     def hide(self) -> None:
-        """Do nothing: the input line never moves, so nothing has to be hidden."""
+        """Do nothing, because the input line never moves."""
 
     unhide = close = hide
 

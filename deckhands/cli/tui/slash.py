@@ -34,7 +34,7 @@ class SlashInput:
     """A parsed input line.
 
     Attributes:
-        command: one of `COMMANDS`; empty: the line is a message, or an answer.
+        command: one of `COMMANDS`; empty if the line is a message or an answer.
         text: the rest after the command, or the whole line.
     """
 

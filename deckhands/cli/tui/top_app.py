@@ -1,6 +1,6 @@
 """`deckhands top` as a textual app: the cluster in the head, the conversations below, keys for actions.
 
-Holds: the store is read once a second, for a bounded number of conversations; see `roster`.
+Holds: the store is read once a second, for a bounded number of conversations; see `conversation_cache`.
 """
 
 from __future__ import annotations

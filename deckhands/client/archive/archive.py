@@ -2,11 +2,11 @@
 
 A listing reads the manifests and summaries of the files.
 
-Holds: `save` reads the written file back and checks it before it returns. A file is never replaced by that of another
-conversation with the same id, nor by a shorter one of the same conversation. A damaged file is reported, and hides no
-other.
-Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace; only the location of its checkpoints;
-keep an index; filters need the content of the files, so a listing may read all of them.
+Holds: `save` reads the written file back and checks it before it returns. A file is never replaced by a file of another
+conversation with the same id, nor by a shorter log of the same conversation. A damaged file is reported and hides no
+other file.
+Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace, only the location of its checkpoints;
+keep an index. Filters need the content of the files, so a listing may read all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Archive:
     """The archived conversations at one place.
 
     Args:
-        encryption: the keys of the store that the conversations come from; None: encrypted files cannot be read.
+        encryption: the keys of the store that the conversations come from; None if encrypted files need not be read.
 
     Raises:
         ArchiveUnavailable: from every call: the place cannot be used.
@@ -68,7 +68,7 @@ class Archive:
         Raises:
             ArchiveConflict: the file exists, for another conversation or with more events.
             CorruptEntry: a text that the log names is missing or damaged.
-            DataLocked: it is encrypted, and this process has not its key.
+            DataLocked: the conversation is encrypted, and this process lacks its key.
             TooLargeToArchive: beyond the limits of a file.
             CorruptArchive: the written file reads back differently.
         """
@@ -132,7 +132,7 @@ class Archive:
 
         Raises:
             CorruptArchive: the file cannot be used.
-            DataLocked: it is encrypted, and its key was deleted or is not known here.
+            DataLocked: the file is encrypted, and its key was deleted or is unknown here.
         """
         cipher = None
         if self._encryption is not None and self._encryption.is_on:
@@ -169,7 +169,7 @@ class Archive:
         return await self.call_with_file(conversation_id, read)
 
     async def read_checked(self, conversation_id: str) -> list[Event]:
-        """Return all events, whole, of a file after comparing every part with its manifest.
+        """Return all events of a file with their whole texts, after comparing every part with the manifest.
 
         Raises:
             UnknownConversation: it is not archived.
@@ -194,7 +194,7 @@ class Archive:
         return await self.call_with_file(conversation_id, lambda found: found.upload(name))
 
     async def binary_blobs(self, conversation_id: str, events: Iterable[Event]) -> dict[str, bytes]:
-        """Return the blobs of archived events that are bytes, by address; empty if it is not archived.
+        """Return the binary blobs of archived events, by address; empty if it is not archived.
 
         Raises:
             CorruptArchive: the file cannot be used.

@@ -6,14 +6,14 @@
     summary.json        as `deckhands show --json` prints it
     manifest.json       the conversation's data, and the size and the SHA-256 of every other member
 
-Members are encrypted in frames, so that a long log is never whole in memory.
+Members are encrypted in frames, so that a long log is never completely in memory.
 
     frame    four bytes of length, then a piece of the content of up to 1 MiB: compressed, then encrypted
 
 Holds: content is checked against the manifest before it is used. A file is untrusted input: names, sizes and structure
 are checked, and nothing is unpacked beyond its stated size. The other members of a file with a data key are encrypted:
-`encrypted_members`. Sizes and checksums are those of the members as they are in the file. A frame is authenticated with
-the name of its member, its number, and whether it is the last one.
+`encrypted_members`. Sizes and checksums are those of the stored, possibly encrypted members. A frame is authenticated
+with the name of its member, its number, and whether it is the last one.
 Does not: authenticate the writer of a file; checksums find damage, not forgery.
 """
 
@@ -147,12 +147,13 @@ class Manifest(_Frozen):
 
     Attributes:
         schema_version: the version of the events.
-        first_sha256: the SHA-256 of the first line of the log; it tells conversations with the same id apart.
+        first_sha256: the SHA-256 of the first line of the log; it distinguishes conversations with the same id.
         archived, created, updated: when it was archived, created, and last continued.
         checkpoint: the location of workspace checkpoints, under the conversation's id; empty: there is none.
-        data_key: the id of the key that encrypts the other members; empty: none. The title is then left out.
-        numbers: those of the summary, if it is encrypted.
-        delegates: those that ended with an observation in this log; each has its own file.
+        data_key: the id of the key that encrypts the other members; empty if none does. An encrypted file has no title
+            in its manifest.
+        numbers: the numbers of the summary, if the file is encrypted.
+        delegates: the delegates that ended with an observation in this log; each has its own file.
     """
 
     format: Literal["deckhands-archive"] = "deckhands-archive"
@@ -248,7 +249,7 @@ class ArchivedFile:
         cipher: decrypts the members of an encrypted file; None to read only its manifest.
 
     Raises:
-        CorruptArchive: from every call: it is not a file that Deckhands wrote.
+        CorruptArchive: raised by every method: Deckhands did not write this file.
         DataLocked: from calls that read the members of an encrypted file without a cipher.
     """
 
@@ -399,7 +400,7 @@ class ArchivedFile:
 
 
 class _LimitedFile:
-    """A file that limits the size of a single read to that of the list of members, which is read at once."""
+    """A file that limits the size of a single read, because the list of members is read at once."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

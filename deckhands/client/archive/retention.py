@@ -97,7 +97,7 @@ class Retention(BaseModel):
 
     @property
     def youngest(self) -> timedelta | None:
-        """The least age at which any conversation leaves the store; None: none does."""
+        """The lowest age at which a conversation leaves the store; None if none ever does."""
         return min((rule.age for rule in self.rule if rule.age is not None), default=None)
 
     def rule_for(self, *, tenant: str, labels: Mapping[str, str], state: str) -> RetentionRule | None:

@@ -4,7 +4,7 @@
     .drafts/                             files being written, in a directory
 
 Holds: in a directory, files appear atomically, and are on the disk when `write` returns.
-Does not: guarantee that elsewhere; a reader may find part of a file there, so a file is checked before it is relied on.
+Does not: guarantee that elsewhere. A reader may find part of a file there, so files are checked before use.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class AsyncConversation(Generic[OutputT]):
     """One conversation with an agent.
 
     Attributes:
-        id: the id of the conversation, known from the start; a server chooses it, so it is empty there until the first
-            message.
+        id: the id of the conversation, known from the start. On a server it is empty until the first message, because
+            the server chooses it.
     """
 
     is_threaded = False
@@ -145,7 +145,8 @@ class AsyncConversation(Generic[OutputT]):
     async def disconnect(self) -> None:
         """Stop the private workers, or close the connection. Idempotent.
 
-        A conversation of a cluster continues without it; a private one rests, and `conversation_id` continues it.
+        A conversation of a cluster continues meanwhile. A private one stops; pass its id as `conversation_id` to
+        continue it.
         """
         place, self._place, self._is_disconnected = self._place, None, True
         if place is not None and self._owns_place:
@@ -205,7 +206,7 @@ class AsyncConversation(Generic[OutputT]):
         return outcome
 
     async def wait(self, *, timeout_seconds: float | None = None) -> Outcome[OutputT]:
-        """Wait until nothing more happens without input, in whatever state that is.
+        """Wait until the conversation has settled, in whatever state: nothing more happens without input.
 
         Raises:
             NotSettled: it has not settled after `timeout_seconds`.
@@ -262,7 +263,7 @@ class AsyncConversation(Generic[OutputT]):
         return await (await self._get_client()).why(self.id)
 
     async def verify(self) -> Verification:
-        """Check its log against the specification of a log, and return what does not hold."""
+        """Check its log against the specification of a log, and return the violations."""
         return await (await self._get_client()).verify(self.id)
 
     async def trajectory(self) -> Trajectory:
@@ -294,7 +295,7 @@ class AsyncConversation(Generic[OutputT]):
         await (await self._get_client()).reject(self.id, reason=reason, action_id=action_id)
 
     async def cancel(self, *, wait_seconds: float | None = None) -> Summary:
-        """Stop it and everything that runs in it; see `Client.cancel`."""
+        """Stop the conversation and all its running work; see `Client.cancel`."""
         return await (await self._get_client()).cancel(self.id, wait_seconds=wait_seconds)
 
     async def close(self) -> None:
@@ -332,7 +333,7 @@ class AsyncConversation(Generic[OutputT]):
         await self._change_or_submit(self._with_policy(policy), Change(analyzer=analyzer, by=by, reason=reason))
 
     async def set_limits(self, limits: Limits, *, by: str = "", reason: str = "") -> None:
-        """Set all limits; past use counts against them."""
+        """Set all limits; earlier usage counts against them."""
         found = inputs.to_limits(limits)
         await self._change_or_submit({"limits": found}, Change(limits=found, by=by, reason=reason))
 
@@ -415,7 +416,7 @@ class AsyncConversation(Generic[OutputT]):
         )
 
     async def _is_started(self) -> bool:
-        """Return whether the conversation exists. A new one does not, so this starts nothing."""
+        """Return whether the conversation exists, without starting one."""
         if self._place is None and not self._is_disconnected and not self._is_named:
             return False
         await self._get_connection()

@@ -107,7 +107,7 @@ class ClusterConnection:
         """Start a private store and workers, in the folder of a run.
 
         Args:
-            agent, workspace: those of a new conversation; an existing one has its own.
+            agent, workspace: for a new conversation; an existing one has its own.
             environment: environment variables for the workers, over those of this process.
 
         Raises:
@@ -188,7 +188,7 @@ def to_tool_keys(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
     """Return the keys under which tools are offered.
 
     Raises:
-        UsageError: one is neither a key nor a tool.
+        UsageError: an item is neither a key nor a tool.
     """
     if isinstance(tools, str | CustomTool):
         raise UsageError("The argument tools is one tool.", remedy="Pass a list: tools=[…].")

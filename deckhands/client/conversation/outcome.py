@@ -1,4 +1,4 @@
-"""The outcome of a settled conversation, and the errors that only callers of `Conversation` get."""
+"""The outcome of a settled conversation, and the errors that only `Conversation` raises."""
 
 from __future__ import annotations
 

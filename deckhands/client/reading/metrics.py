@@ -1,12 +1,12 @@
 """Metrics: the cost of a conversation's model calls, by OpenHands' rules (4.5, 4.7).
 
-A reply's cost, tokens and latency are stored once in the log, in its `ModelReply`. Metrics are a fold of those: at the
-end (`compute_metrics` a log), at any event (of the log up to it), and between two events (`diff`).
+A reply's cost, tokens and latency are stored once in the log, in its `ModelReply`. Metrics are folded from these
+replies: for a whole log (`compute_metrics`), up to any event, or between two events (`diff`).
 
 `Spending` is the cost by purpose.
 
-Holds: values; `a.merge(b).diff(a)` has the costs, latencies and usages of `b`; counts are never negative. A value made
-from events; the parts add up to the cost of the replies.
+Holds: metrics are values; `a.merge(b).diff(a)` has the costs, latencies and usages of `b`; counts are never negative.
+The parts of `Spending` add up to the cost of the replies.
 Differs: nothing is attached to events, because the log has it already; `context_window` is 0, because a reply does not
 record its model's window.
 Does not: include failed calls; the ledger keeps their reservations.
@@ -64,7 +64,7 @@ class TokenUsage:
     response_id: str = ""
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """Add the counts; keep the larger window, the right operand's turn, and the left one's model and response."""
+        """Add the counts; keep the larger window, the right operand's turn, and the left operand's model and response."""
         return replace(
             self,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
@@ -92,7 +92,7 @@ class DelegateCost:
     """The usage of one delegate, including its own delegates.
 
     Attributes:
-        per_model: calls, cost and tokens by model; empty if its report is older than this field.
+        per_model: calls, cost and tokens by model; empty if an older version wrote the report.
         has_unknown_cost: the price of some of its calls is not known.
     """
 
@@ -113,9 +113,9 @@ class Metrics:
     """The cost of calls, one by one and in total.
 
     Attributes:
-        max_budget_per_task: None: no limit.
+        max_budget_per_task: the budget; None for no limit.
         costs, response_latencies, token_usages: one for each call, in order. A call of unknown price has no cost.
-        delegates: those that have ended. The sums above include their usage; the lists do not.
+        delegates: the ended delegates. The sums above include their usage; the lists do not.
     """
 
     accumulated_cost: float = 0.0
@@ -135,7 +135,7 @@ class Metrics:
         """Add the cost of a call.
 
         Raises:
-            ValueError: it is negative.
+            ValueError: the cost is negative.
         """
         if cost < 0:
             raise ValueError("Added cost cannot be negative.")
@@ -232,7 +232,7 @@ class Metrics:
         return found
 
     def has_unknown_price(self, model: str) -> bool:
-        """Return whether calls of a model, or of a delegate, count as 0 because their price is not known."""
+        """Return whether calls of a model, or of a delegate, count as 0 because their price is unknown."""
         own = self._of(model)
         is_unknown = len(own.costs) < len(own.token_usages)
         return is_unknown or any(found.has_unknown_cost and model in found.per_model for found in self.delegates)

@@ -1,7 +1,7 @@
 """The notebooks of private runs: one file per user and project, in the home directory.
 
-A run has its own store. The notebook is copied into it when the run starts, and each event of the log about notes is
-applied to the file as it happens.
+A run has its own store. The notebook is copied into it when the run starts, and each later event about notes is applied
+to the file.
 
 Holds: applying an event twice is harmless; an old log does not bring back a forgotten note; several runs may write at
 once.
@@ -121,7 +121,7 @@ def list_notebooks(folder: Path) -> Mapping[NotebookKey, int]:
     """Return every notebook in a folder and its number of notes, sorted.
 
     Raises:
-        UsageError: one cannot be read.
+        UsageError: a notebook cannot be read.
     """
     found = {}
     for path in sorted(folder.glob(f"*/*{SUFFIX}")):

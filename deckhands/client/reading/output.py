@@ -1,6 +1,6 @@
 """Output of commands: results on standard output, everything else on standard error.
 
-Holds: colour and redrawing only on a terminal; all output goes through `deckhands.client.reading.terminal`.
+Holds: colour and redrawing are used only on a terminal; all output goes through `deckhands.client.reading.terminal`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EventPrinter:
         self._is_in_line = False
 
     def event(self, event: Event) -> None:
-        """Print an event, unless readers do not need it or its pieces were printed already."""
+        """Print an event, unless readers do not need it or its text was printed already."""
         if self._as_json:
             print_ascii(render_event_line(event) + "\n")
             return

@@ -1,7 +1,7 @@
-"""The prompt of a model call, made again from a log by a process of the controller's code.
+"""Rebuilds the prompt of a model call from a log, by a separate process with the controller's code.
 
-That process gets the log only: no setting and no secret of ours. Its time and the log's length are limited, because the
-log of a stranger may take long.
+The process gets only the log, none of our settings and secrets. Its time and the log's length are limited, because a
+log may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class PromptFailed(DeckhandsError):
 
 
 async def make_prompt(events: Sequence[Event]) -> dict[str, Any]:
-    """Return the prompt that a model gets after these events, the start of a log with whole texts.
+    """Return the prompt of a model after these events, which are the first ones of a log, with whole texts.
 
     Raises:
-        UsageError: there is none at this point, or the log is too long.
+        UsageError: there is no prompt at this point, or the log is too long.
         PromptFailed: the process failed, or took too long.
     """
     log = await asyncio.to_thread(_render, events)

@@ -49,7 +49,7 @@ class Renderer:
     """Turns the events of a log into lines, in order, with colour or without.
 
     If one turn of the model has several actions, their lines and those of their results start with the number of the
-    action. A failure that one event reports and the next one repeats is shown once.
+    action. If two successive events report the same failure, it is shown once.
     """
 
     def __init__(self, *, is_coloured: bool) -> None:
@@ -93,7 +93,7 @@ class Renderer:
         return f"[{event.cause}] " if event.cause in self._numbered else ""
 
     def _repeats_failure(self, event: Event) -> bool:
-        """Return whether the event only repeats the failure of the event before it."""
+        """Return whether the event only repeats the failure of the previous event."""
         failure, self._failure = self._failure, None
         if isinstance(event, ModelCallFailed) and event.retry_at is None:
             self._failure = event
@@ -125,7 +125,7 @@ class Renderer:
 
 
 def _find_unseen(event: Event, shown: str) -> Iterable[Paragraph]:
-    """Return the texts of an event without the model's words shown before; actions are always included."""
+    """Return the texts of an event without those already shown; actions are always included."""
     if not shown or not isinstance(event, Action) or event.source is not EventSource.AGENT:
         return event.paragraphs
     return [part for part in event.paragraphs if part.role == "action" or not _is_in(part.text.strip(), shown)]

@@ -2,9 +2,9 @@
 
 `LiveArea` replaces the lines at the bottom of a terminal in place, while everything else is printed above them.
 
-Holds: a fold of its log; the same events and the same time give the same line. The lines are cleaned and cut to the
-width of the terminal, so none wraps and all can be erased again. Printed text and the lines below it are sent in one
-write.
+Holds: the line is a fold of the log; the same events and the same time give the same line. The lines are cleaned and
+cut to the width of the terminal, so that no line wraps and all can be erased. Printed text and the lines below it are
+sent in one write.
 Does not: use the whole screen, or leave anything on it once it is closed.
 """
 
@@ -55,7 +55,7 @@ class StatusLine:
 
         Args:
             turn: the frame of the spinner.
-            waits_for: the wait reason of the index; empty: it does not wait.
+            waits_for: the wait reason of the index; empty if there is none.
         """
         summary = self.summary
         if summary is None:

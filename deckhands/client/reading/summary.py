@@ -92,17 +92,17 @@ class Summary:
         iterations: steps of the model with a reply.
         cost_usd: includes finished delegates, like the tokens; a lower bound if `has_unknown_cost`.
         estimated_calls: calls without usage from the provider, whose tokens and costs are estimated.
-        duration_seconds: from the first event to the last; of a fork, without the events copied from its origin.
-        last_error: the error it ended with, or the last failed model call without a later success; or empty. A key of
-            OpenHands' GUI is a sentence with the provider's text.
+        duration_seconds: from the first event to the last; for a fork, without the events copied from its origin.
+        last_error: the error it ended with, or the last failed model call without a later success; or empty. An error
+            key of OpenHands' GUI is replaced by a sentence with the provider's text.
         error_code: the class of that error or failed call, or empty.
         error_detail: the provider's text about it, or empty.
         message: the agent's last message: its final thought, its reason to refuse, its question.
         outputs: the structured output of its finish; empty while no finish counts.
         asked_id: the action that awaits confirmation; None for none.
-        sandbox: the requested sandbox, possibly `auto`; `none` also if something ran without one; empty: not known.
+        sandbox: the requested sandbox, possibly `auto`; `none` also if an action ran without one; empty if unknown.
         has_ipython: the agent can run cells.
-        delegates: the agents to which it can delegate, by name: each agent and its model, if it is named.
+        delegates: the agents to which it can delegate, by name: each agent and its model, if specified.
         metrics: cost, tokens and latency of every call, and the usage of each delegate.
         labels: the labels that its producer has set.
         not_before: the earliest time at which it may start; None: it has started, or may at once.

@@ -1,7 +1,7 @@
 r"""The only way to the terminal: all output passes here and is cleaned.
 
-Most displayed text comes from elsewhere: a model, a file, a repository, a producer. A terminal obeys control
-sequences: it moves its cursor, sets titles and links, overwrites earlier text.
+Most displayed text comes from untrusted sources: a model, a file, a repository, a producer. A terminal obeys control
+sequences, which can move its cursor, set titles and links, and overwrite earlier text.
 
 The plain output of commands is notices, JSON, tables, costs and times.
 
@@ -63,7 +63,7 @@ def is_redrawn(stream: TextIO) -> bool:
 
 
 def count_columns(stream: TextIO) -> int | None:
-    """Return the number of columns of a stream; None: it is no terminal, and lines may have any length."""
+    """Return the number of columns of a stream; None if it is no terminal, so that lines may have any length."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -111,7 +111,7 @@ def draw(text: str, *, on: TextIO | None = None) -> None:
     """Send text made of cleaned parts and our own control sequences.
 
     Args:
-        on: a terminal; None: the current standard output.
+        on: a terminal; None for the current standard output.
     """
     stream = sys.stdout if on is None else on
     stream.write(text)
@@ -180,7 +180,7 @@ def render_table(
 
     Args:
         columns: the maximum width of a line. The last column is cut to fit; before it gets too narrow, other columns
-            are left out. None: no maximum.
+            are left out. None for no maximum.
         spare: the heads of the columns that may be left out, in that order.
     """
     cleaned = [list(head), *([clean_line(cell, limit=60) for cell in row] for row in rows)]

@@ -1,7 +1,6 @@
 """The chain from a conversation's state to the cause: facts in, links out.
 
-Holds: pure; every reason in `WaitReason` is explained here. A link states only facts: an unknown time, place or name is
-left out.
+Holds: pure; every `WaitReason` is explained here. A link states only facts: an unknown time, place or name is left out.
 """
 
 from __future__ import annotations
@@ -363,7 +362,7 @@ def _list_stops(facts: ConversationFacts) -> dict[str, object]:
 
 
 def explain_actions(facts: ConversationFacts) -> list[Link]:
-    """Explain a wait for actions, one by one, and why no worker takes them, if none does."""
+    """Explain a wait for actions, one by one. If no worker takes an action, explain why."""
     actions = list(facts.history.pending.items())
     links = [
         _explain_action(facts, action, facts.actions.get(action_id)) for action_id, action in actions[:SHOWN_ACTIONS]
@@ -478,10 +477,10 @@ def explain_delegates(facts: ConversationFacts) -> list[Link]:
 
 
 def explain_owner(facts: ConversationFacts, *, is_waiting: bool) -> list[Link]:
-    """Explain which controller worker owns it, or its place in the queue for one.
+    """Explain which controller worker owns the conversation, or its place in the queue for one.
 
     Args:
-        is_waiting: another link explains its wait, so an owner is no cause.
+        is_waiting: another link explains the wait, so an owner is not the cause.
     """
     if facts.owner is not None:
         return _explain_owned(facts, facts.owner, is_waiting=is_waiting)

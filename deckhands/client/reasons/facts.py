@@ -17,9 +17,9 @@ class WorkerFact:
     """A worker.
 
     Attributes:
-        left_seconds: time until its heartbeat expires; negative: time since it has expired.
-        held: the number of conversations or actions it has; None: not reported.
-        lag_seconds: how late its event loop was; None: not reported.
+        left_seconds: time until its heartbeat expires; negative after that.
+        held: the number of its conversations or actions; None if not reported.
+        lag_seconds: the delay of its event loop; None if not reported.
     """
 
     worker_id: str
@@ -34,8 +34,8 @@ class QueuePosition:
 
     Attributes:
         stream: the name of the stream, without that of the shard.
-        before: the number of entries ahead; None: not known.
-        taken_by: the worker that received it and has not started it; empty: none.
+        before: the number of entries ahead; None if unknown.
+        taken_by: the worker that received the entry but has not started it; empty if there is none.
     """
 
     stream: str
@@ -48,9 +48,9 @@ class ActionFact:
     """The progress of an action.
 
     Attributes:
-        worker: the worker that runs it; None: none has started it.
-        began: when that worker received it; None: not known.
-        place: its place in the queue; None: it is in no queue.
+        worker: the worker that runs it; None if no worker has started it.
+        began: the time when that worker received it; None if unknown.
+        place: its place in the queue; None if it is in no queue.
     """
 
     id: int
@@ -65,8 +65,8 @@ class NodeFact:
 
     Attributes:
         is_alive: it has a tool worker with a valid heartbeat.
-        given_up_at: when its workspaces move elsewhere; None: it was never seen.
-        is_fixed: the workspace is a named directory on it, and cannot move.
+        given_up_at: the time when its workspaces move to other nodes; None if the node was never seen.
+        is_fixed: the workspace is a named directory on this node, and cannot move.
     """
 
     node: str
@@ -78,7 +78,7 @@ class NodeFact:
 
 @dataclass(frozen=True, slots=True)
 class QuotaFact:
-    """The queue of a quota; `before` is None if the conversation is not in it: its turn may have come."""
+    """The queue of a quota; `before` is None if the conversation is not in it, perhaps because its turn has come."""
 
     models: str
     waiting: int
@@ -99,20 +99,21 @@ class ConversationFacts:
 
     Attributes:
         now: the store's time.
-        row: its row in the index; None: the conversation is in no store.
-        is_run: it belongs to a run of this machine, which is not in progress if it is in no store.
+        row: its row in the index; None if the conversation is in no store.
+        is_run: it belongs to a run of this machine. If it is in no store, that run is not in progress.
         history: the relevant part of its log.
-        owner: the controller worker that owns it; None: none.
-        place: its place in the queue for a controller worker; None: in no queue.
-        parked_until: when a worker checks it again; None: it is not parked.
+        owner: the controller worker that owns it; None if there is none.
+        place: its place in the queue for a controller worker; None if it is in no queue.
+        parked_until: the time when a worker checks it again; None if it is not parked.
         expires: the latest time at which it may start.
-        died: when it was found to have crashed three workers; None: it was not.
+        died: the time when it was found to have crashed three workers; None if it has not.
         deaths: the workers that died with it, the latest last.
         controllers: the number of running controller workers.
         actions: the actions in `history.pending`, by id.
         pool: the pool of its workspace.
-        unserved: the reason why no running tool worker takes its actions; empty: one does.
-        delegates: the explanations of the delegates that it waits for, by action; None: too many, or too deep.
+        unserved: the reason why no running tool worker takes its actions; empty if one does.
+        delegates: the explanations of the delegates that it waits for, by action; None if they are too many or nested
+            too deeply.
         worker_lines: lines about it in the logs of workers on this machine, the latest last.
         shows_workers: the reader may know the names of workers and nodes.
     """

@@ -1,9 +1,9 @@
 """The waits in the log of a conversation: a fold, like a summary.
 
-`find_stop` reads the latest request to stop: which party has stopped, and how long after the request.
+`find_stop` reads, for the latest request to stop, which parties have stopped and how long after the request.
 
 Holds: pure; the same events give the same history.
-Does not: correct the clocks of the writers. The time that a party took by itself is in its event.
+Does not: correct the clocks of the writers. The time that a party measured itself is in its event.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Stopped:
 
     Attributes:
         party: such as `controller`, `the model call`, `action 7`, `delegate d…`.
-        event_id: the event that says so.
+        event_id: the event that reports it.
         after_seconds: from the request to this event; None if an event has no time.
-        took_seconds: from the order to the end, as the party itself has measured it; None if it has not.
+        took_seconds: from the order to the end, as measured by the party itself; None if not measured.
     """
 
     party: str
@@ -60,7 +60,10 @@ class Stopped:
 
 
 class Stops:
-    """The parties that have stopped since the latest request, until the agent runs again. `add` takes another event."""
+    """The parties that have stopped since the latest request, until the agent runs again.
+
+    `add` takes the next event.
+    """
 
     def __init__(self) -> None:
         self.parties: list[Stopped] = []

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class Cause(StrEnum):
-    """The cause that a link states, for programs; the values are stable."""
+    """The cause in a link, for programs; the values are stable."""
 
     STATE = "state"
     SCHEDULED = "scheduled"
@@ -48,9 +48,9 @@ class Link:
 
     Attributes:
         text: one sentence for the user. It may contain text from a model or a command.
-        since: the time of its start, aware UTC; None: not known.
-        until: its expected end; None: unknown.
-        remedy: a sentence with the action that would resolve it; empty: only time.
+        since: the time of its start, aware UTC; None if unknown.
+        until: its expected end; None if unknown.
+        remedy: a sentence with the action that would resolve it; empty if only time helps.
         details: the same as values: numbers, names and ids.
         lines: lines of a log, the latest last.
         links: the explanation of another conversation that is the cause; `details` names it.
@@ -104,7 +104,7 @@ class Why:
 
     Attributes:
         state: the agent's state.
-        wait_reason: the wait reason in the index; empty: it does not wait, or it waits for a user.
+        wait_reason: the wait reason in the index; empty if it does not wait, or waits for a user.
         at: when the store was read, aware UTC.
         links: from the state to the cause; at least one.
     """

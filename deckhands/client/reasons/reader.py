@@ -1,4 +1,4 @@
-"""Facts about a conversation, read from the store and from workers' logs around the pure core.
+"""Reads facts about a conversation from the store and from workers' logs, for the pure explanations of `chain`.
 
 Holds: reads only; delegates are followed for `MAX_DEPTH` levels and `MAX_CONVERSATIONS` in all. Invalid entries of a
 queue count as absent. A place in a queue is a snapshot, not a promise of a turn; finding it reads at most `MOST_BEFORE`
@@ -72,7 +72,7 @@ class Reasons:
     Attributes:
         read: returns the events of a conversation.
         shows_workers: the reader may know the names of workers and nodes.
-        worker_logs: the folder with the logs of workers on this machine; None: none.
+        worker_logs: the folder with the logs of workers on this machine; None if there is none.
     """
 
     store: Store
@@ -246,11 +246,11 @@ class _FactReader:
 async def find_position(
     store: Store, names: ShardKeys, stream: str, entry: str, *, group: str, member: str
 ) -> tuple[QueuePosition | None, float | None]:
-    """Return a place in a stream or its line, and how many seconds a worker has had the entry.
+    """Return the entry's place in a stream or in the queue before it, and the seconds since a worker received it.
 
     Args:
         stream: its key.
-        entry: its entry, or its substitute while it is in line.
+        entry: its entry, or a substitute while it is in the queue.
         member: its name in the line.
     """
     if not stream.startswith(names.root):

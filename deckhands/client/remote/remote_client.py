@@ -46,9 +46,9 @@ class RemoteClient:
 
     Args:
         url: the address of the server.
-        api_key: one of its keys; empty: none.
-        directory: returns the directory on this machine that the path of a workspace names. If no tool worker takes the
-            path and such a directory exists here, a copy of it is sent. None: nothing is sent.
+        api_key: an API key of the server; empty for none.
+        directory: returns the directory of this machine for the path of a workspace. If no tool worker accepts the path
+            and the directory exists here, a copy of it is sent. None to send nothing.
     """
 
     def __init__(self, url: str, api_key: str = "", *, directory: Path | None = None) -> None:

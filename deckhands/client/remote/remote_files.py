@@ -57,7 +57,7 @@ class RemoteFiles:
         """Copy a file or the files of a directory of this machine into a workspace.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: the file or directory cannot be read.
         """
         try:
             found = await asyncio.to_thread(_files_in, source)
@@ -112,7 +112,7 @@ LEVEL = 6
 
 
 class PackedDirectory(NamedTuple):
-    """An archive, and the name that a workspace refers to it by."""
+    """An archive, and the name by which a workspace refers to it."""
 
     source: UploadedSource
     content: bytes
@@ -125,7 +125,8 @@ def pack_directory(directory: Path, *, limit_bytes: int = MAX_STORED_FILE_BYTES)
         limit_bytes: the maximum size of the archive.
 
     Raises:
-        UsageError: it may not be a workspace, cannot be read, or exceeds the limit when packed, 4 GiB or 200,000 files.
+        UsageError: the directory may not be a workspace, cannot be read, or exceeds the limit when packed, 4 GiB or
+            200,000 files.
     """
     if not directory.is_dir():
         return None
@@ -173,7 +174,7 @@ class _EntryFilter:
         self._files = self._bytes = 0
 
     def select(self, header: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        """Return an entry in its packed form; None: it is left out."""
+        """Return an entry in its packed form; None to leave it out."""
         if not (header.isreg() or header.isdir() or header.issym() or header.islnk()):
             return None
         self._archive.members = []  # type: ignore[attr-defined]  # many of them would stay in memory

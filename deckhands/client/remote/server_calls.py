@@ -54,7 +54,7 @@ class ServerUntrusted(DeckhandsError):
 
 
 class ServerRefused(DeckhandsError):
-    """The server refused the request; its code is the server's."""
+    """The server refused the request; the error has the server's code."""
 
     code = "refused"
 
@@ -69,7 +69,7 @@ class ServerCalls:
 
     Args:
         url: the address of the server.
-        api_key: one of its keys; empty: none.
+        api_key: an API key of the server; empty for none.
     """
 
     def __init__(self, url: str, api_key: str) -> None:
@@ -97,11 +97,11 @@ class ServerCalls:
         """Return the answer to a request.
 
         Args:
-            key: the idempotency key of a request that changes something; None: a new one.
+            key: the idempotency key of a request that changes something; None for a new one.
             read_seconds: the time limit for the answer.
 
         Raises:
-            ServerUnavailable: it does not answer for 30 s.
+            ServerUnavailable: the server does not answer for 30 s.
             ServerUntrusted: its certificate is not trusted.
             DeckhandsError: the error in its answer, see `to_error`.
         """

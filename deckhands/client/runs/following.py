@@ -1,6 +1,6 @@
 """Follow a conversation until it settles, and let the user answer its questions.
 
-Holds: if the store acknowledged an answer and lost it before anything followed from it, the question is asked again.
+Holds: if the store acknowledged an answer but lost it before the next event, the question is asked again.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ async def follow(
 
     Args:
         tally: collects the events.
-        ask: see `Ask`; None: no user is present, and a question ends following.
+        ask: see `Ask`. None: no user is present, and a question ends the following.
         show_rest: called before each reply is passed on.
-        reply: returns a message for an agent that waits for one; None: its question ends following.
+        reply: returns a message for an agent that waits for one; None: its question ends the following.
     """
     following = _RunFollower(client, conversation_id, tally, on_event, ask=ask, show_rest=show_rest, reply=reply)
     after = 0
@@ -124,7 +124,7 @@ class _RunFollower:
             self._answered_at = tally.last_event_id
 
     def without_answer(self, lost: EventsLost) -> int:
-        """Forget an answer that the log has lost, and return the event after which to follow again.
+        """Forget an answer that the log has lost, and return the event after which to continue following.
 
         Raises:
             EventsLost: more than the answer is gone.
@@ -151,7 +151,7 @@ class _EventReader:
         self._next: asyncio.Future[Event] | None = None
 
     async def next(self, limit_seconds: float | None) -> Event | None:
-        """Return the next event; None: none arrived within the limit."""
+        """Return the next event; None if none arrived within the limit."""
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._events))
         try:

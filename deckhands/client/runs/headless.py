@@ -75,9 +75,9 @@ class Task:
     """A task, and how to run it.
 
     Attributes:
-        spec: the task; of a resumed run, used only if the conversation has not started.
+        spec: the task; for a resumed run, used only if the conversation has not started.
         upload: see `Client.submit`.
-        text: a message to a resumed run; None: there is none.
+        text: a message to a resumed run; None for none.
         resumed_id: the conversation to continue; None starts a new one.
         recovery: the option for a resumed run that is in a loop, see `Client.recover`.
         model: the model with which to resume; None keeps the current one.
@@ -188,7 +188,7 @@ def _require_usable_sandbox(conversation_id: str, event: Event) -> None:
 
 
 def _require_usable_model(event: Event) -> None:
-    """End a run whose model cannot be called with these settings, as any other wrong usage.
+    """Raise UsageError if the model cannot be called with these settings.
 
     Raises:
         UsageError: a setting is missing, or the model is unknown.
@@ -331,5 +331,5 @@ async def _start(
 
 
 def _needs_resume(status: Status, task: Task) -> bool:
-    """Return whether to ask a resumed run to continue: if it rests, or if it gets another model."""
+    """Return whether a resumed run must be asked to continue, because it rests or gets another model."""
     return status.state in _RESUMABLE if status.is_settled else task.model is not None

@@ -1,6 +1,6 @@
 """The private cluster of one conversation: its workers and their environment.
 
-Notices of a run about its cluster: missing workers, ignored settings, failure.
+It also reports problems of the cluster to the user: missing workers, ignored settings, failure.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) ->
 
 
 def _own_pools(workspace: WorkspaceSpec, agent: AgentSpec, environment: Mapping[str, str]) -> list[str]:
-    """Return the pools of the private tool worker: the configured ones, and those that this conversation needs."""
+    """Return the pools of the private tool worker: the configured pools, and those that this conversation needs."""
     needed = [workspace.pool, *(["ipython"] if agent.enable_jupyter else [])]
     return list(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), *needed]))
 

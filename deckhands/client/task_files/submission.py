@@ -109,7 +109,7 @@ def open_results(path: Path) -> Iterator[ResultsFile]:
     """Open a results file, and create it if needed.
 
     Raises:
-        UsageError: it cannot be used, contains something else, or another process writes it.
+        UsageError: the file is unusable, has other content, or is being written by another process.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -166,7 +166,7 @@ class BatchOutcome:
 
 
 def combine_exit_codes(codes: Counter[ExitCode]) -> ExitCode:
-    """Return the exit code for many: 0 if all have finished, the code that all others share, or 1."""
+    """Return the exit code for many conversations: 0 if all have finished, the common code of all others, or 1."""
     others = [code for code in codes if code is not ExitCode.FINISHED]
     if not others:
         return ExitCode.FINISHED
@@ -192,7 +192,7 @@ async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait
     """Submit the tasks of a file that are not in the store. Idempotent.
 
     Args:
-        wait: called when a task is refused admission; the task is retried afterwards. None: wait as long as needed.
+        wait: called when a task is refused admission; the task is retried afterwards. None to wait as long as needed.
 
     Raises:
         UsageError: a task cannot be started here; tasks already passed to `on_line` have been submitted.

@@ -94,7 +94,7 @@ class TaskFile:
 
         Raises:
             BadLines: some cannot be used.
-            UsageError: there are too many.
+            UsageError: there are too many lines.
         """
         bad: list[tuple[int, str]] = []
         count = number_bad = 0
@@ -118,7 +118,7 @@ class TaskFile:
         """Yield the tasks, in order.
 
         Raises:
-            BadLines: one cannot be used; the file has changed since `check`.
+            BadLines: a line is invalid, because the file has changed since `check`.
         """
         for number, found in self._read():
             if isinstance(found, UsageError):
@@ -156,11 +156,11 @@ def open_task_file(
 
     Args:
         name: its path, or `-` for standard input, which is copied to a temporary file first.
-        form: None: CSV if its name ends so, else JSON Lines.
-        batch: None: its absolute path.
+        form: the format; None for CSV if the file's name ends so, else JSON Lines.
+        batch: the name of the batch; None for the file's absolute path.
 
     Raises:
-        UsageError: it cannot be read, or standard input has no batch.
+        UsageError: the file cannot be read, or standard input is read without a batch.
     """
     if name == "-":
         if batch is None:

@@ -49,7 +49,7 @@ def check_type(kind: type[T], value: object, name: str, remedy: str) -> T:
     """Return a value, checked to have a type.
 
     Raises:
-        UsageError: it has another type; names the argument.
+        UsageError: the value has another type; the text names the argument.
     """
     if not isinstance(value, kind):
         raise UsageError(f"The argument {name} is {ascii(value)[:200]}.", remedy=remedy)
@@ -66,10 +66,10 @@ def check_text(value: object, name: str) -> str:
 
 
 def check_title(title: object) -> str:
-    """Return another title for a conversation.
+    """Return a new title for a conversation.
 
     Raises:
-        UsageError: it is not a text, empty or too long.
+        UsageError: the title is not a text, is empty or is too long.
     """
     found = check_text(title, "title").strip()
     if not 0 < len(found) <= MAX_TITLE:
@@ -81,8 +81,8 @@ def to_agent_spec(agent: AgentSpec | str | None, model: str | None) -> AgentSpec
     """Return the agent as a specification, with another model if one is named.
 
     Raises:
-        UsageError: it is neither a name nor an `AgentSpec`, the model is not a name, or the schema of its output cannot
-            be used.
+        UsageError: the agent is neither a name nor an `AgentSpec`, the model is not a name, or the output schema is
+            invalid.
     """
     if isinstance(agent, str):
         agent = AgentSpec(name=agent)
@@ -102,7 +102,7 @@ def to_output_schema(output: type[BaseModel] | Mapping[str, Any]) -> dict[str, A
     """Return the JSON Schema of an output.
 
     Raises:
-        UsageError: it is neither a Pydantic model nor a JSON Schema, or the schema cannot be used.
+        UsageError: it is neither a Pydantic model nor a JSON Schema, or the schema is invalid.
     """
     if not isinstance(output, Mapping) and not (isinstance(output, type) and issubclass(output, BaseModel)):
         raise UsageError(
@@ -134,7 +134,7 @@ def to_workspace(workspace: Directory | None, upload: bytes | None) -> tuple[Wor
 
 
 def to_directory(workspace: Directory) -> WorkspaceSpec:
-    """Return another directory to work in, for a conversation that has files already.
+    """Return a directory to work in, for a conversation that already has files.
 
     Raises:
         UsageError: it is not a path or a `WorkspaceSpec`.
@@ -159,7 +159,7 @@ def to_tool_keys(names: Iterable[str]) -> tuple[str, ...]:
     """Return the keys of several tools.
 
     Raises:
-        UsageError: it is a single text, or not all of them are texts.
+        UsageError: the argument is a single text, or one of the keys is not a text.
     """
     is_several = isinstance(names, Iterable) and not isinstance(names, str)
     found = tuple(names) if is_several else ()
@@ -190,7 +190,7 @@ def to_labels(labels: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return labels.
 
     Raises:
-        UsageError: they are not a mapping of labels; says which part is invalid.
+        UsageError: the argument is not a mapping of labels; the text names the invalid part.
     """
     found = {} if labels is None else labels
     is_fit = isinstance(found, Mapping) and all(isinstance(part, str) for item in found.items() for part in item)
@@ -251,7 +251,7 @@ def to_confirmation_policy(policy: ConfirmationPolicy | str) -> ConfirmationPoli
     """Return the confirmation policy as a specification.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the argument is not a confirmation policy.
     """
     if isinstance(policy, ConfirmationPolicy):
         return policy
@@ -307,7 +307,7 @@ def to_task_spec(
     """Return the task for the keywords of a Python call, and the file to put into its workspace. Reads files.
 
     Raises:
-        UsageError: a keyword has a wrong type or cannot be used; names it.
+        UsageError: a keyword has an invalid value; the text names it.
         TypeError: there is no such keyword.
     """
     check_task(check_text(task, "task"))

@@ -1,7 +1,7 @@
 """`TaskSpec`: the description of a task, shared by every way to submit one.
 
-The command line, Python, HTTP, Celery tasks, the inbox, files of tasks, schedules and evaluations make one, from
-options, keywords or JSON. A field that is added here can be given by all of them; docs/adding-things.md shows how.
+The command line, Python, HTTP, Celery tasks, the inbox, files of tasks, schedules and evaluations all build one, from
+options, keywords or JSON. A new field is available through all of them; docs/adding-things.md shows how to add one.
 
 Holds: an unknown field is refused by its name; a task never names a file of the machine that reads it.
 Does not: start anything; `Client.submit` does.
@@ -198,7 +198,7 @@ class TaskSpec(BaseModel):
         """Parse a task from a JSON object.
 
         Raises:
-            UsageError: it is not a task; names each invalid field.
+            UsageError: the object is not a task; the text names each invalid field.
         """
         try:
             return cls.model_validate(fields)
@@ -308,7 +308,7 @@ def parse_timing(fields: Mapping[str, Any]) -> Timing:
     """Return the start times from the request's fields `delay`, `not_before` and `expires`.
 
     Raises:
-        UsageError: they cannot be used; names each.
+        UsageError: a field is invalid; the text names each.
     """
     return TaskSpec.parse({"task": "-", **fields}).timing()
 

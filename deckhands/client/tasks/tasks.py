@@ -101,7 +101,7 @@ ImageUrl = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
 
 
 def to_image_urls(images: Iterable[Image]) -> tuple[str, ...] | None:
-    """Return pictures as addresses or data URLs; None: there are none. Reads files.
+    """Return pictures as addresses or data URLs; None for no pictures. Reads files.
 
     Raises:
         UsageError: an item is no picture, cannot be read or is too large; or there are too many.
@@ -167,7 +167,7 @@ def parse_workspace(text: str, *, clone_depth: int | None = None, clone_secret: 
     """Return the workspace that a text names: a directory, `git+https://…#ref`, or an archive or bundle to upload.
 
     Raises:
-        UsageError: the address cannot be used, or the file cannot be read or is too large.
+        UsageError: the address is invalid, or the file cannot be read or is too large.
     """
     if not text.strip():  # from an unset variable, which must not mean the current directory
         raise UsageError("The name of the workspace is empty.", remedy="Name one, or leave it out.")

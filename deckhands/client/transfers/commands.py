@@ -42,7 +42,7 @@ class CommandResult:
     Attributes:
         event_id: the id of the command in the log.
         output: both streams together; the middle of a long output is left out.
-        exit_code: -1: it was killed, because it took too long or was stopped.
+        exit_code: -1 if it was killed, because it took too long or was stopped.
     """
 
     event_id: int
@@ -70,8 +70,8 @@ async def execute(
         first: events to append before the command.
 
     Raises:
-        UsageError: the command cannot be used, or the conversation is unknown, closed or has no workspace yet.
-        CommandFailed: it could not be run, or no tool worker has answered.
+        UsageError: the command is invalid, or the conversation is unknown, closed or has no workspace yet.
+        CommandFailed: the command could not be run, or no tool worker has answered.
     """
     action = ExecuteCommandAction(command=command, timeout=timeout_seconds, by=by, reason=reason)
     event_id = await start(log, conversation_id, action, first=first, key=key)
@@ -104,7 +104,7 @@ async def start(
         may_open: the command opens the workspace if it is not open yet.
 
     Raises:
-        UsageError: the command cannot be used, or the conversation is unknown, closed or has no workspace yet.
+        UsageError: the command is invalid, or the conversation is unknown, closed or has no workspace yet.
     """
     _check(action.command, action.timeout)
     if not may_open:
@@ -145,7 +145,7 @@ async def _require_workspace(log: EventLog, conversation_id: str) -> None:
     """Refuse a conversation without a workspace, because a command would create an empty one.
 
     Raises:
-        NoWorkspace: it has none.
+        NoWorkspace: the conversation has no workspace.
     """
     store, meta = log.store, (await log.store.locate(conversation_id)).meta
     await log.load_last_id(conversation_id)

@@ -84,14 +84,14 @@ class WorkspaceFiles:
             target: an existing directory, or the new name of the file or directory.
             on_progress: called from time to time during a long copy.
             on_without_bits: gets the names of some files whose set-user-id, set-group-id or sticky bit was not copied.
-            is_wanted: returns whether to copy the entry with this name in the directory; None: copy all.
-            limit_bytes: the maximum size of the copied files; the whole may have at most 4 GiB as well.
+            is_wanted: returns whether to copy the entry with this name in the directory; None to copy all.
+            limit_bytes: the maximum size of the copied files, in addition to the general maximum of 4 GiB.
 
         Returns:
             How many entries and bytes were written, and the entries skipped because they point outside the target.
 
         Raises:
-            TooLarge: it has more than `limit_bytes`.
+            TooLarge: the copy exceeds `limit_bytes`.
             UsageError: the target cannot be written, or the conversation has no workspace yet.
             TransferFailed: the tool worker failed.
         """
@@ -126,11 +126,11 @@ class WorkspaceFiles:
     ) -> tuple[int, int]:
         """Copy a file or a directory into a workspace, and return how many entries and bytes it has.
 
-        The workspace does not change before everything has arrived; then each file appears atomically.
+        The workspace changes only after everything has arrived; each file then appears atomically.
 
         Args:
-            path: relative to the workspace. Into an existing directory, or a name with a final `/`, it is copied under
-                its own name.
+            path: relative to the workspace. If this is an existing directory or ends with `/`, the source is copied
+                into it under its own name.
             on_progress: called from time to time during a long copy.
             on_without_bits: gets the names of some files whose set-user-id, set-group-id or sticky bit was not copied.
 
@@ -220,7 +220,7 @@ class WorkspaceFiles:
 
         Raises:
             UsageError: the conversation has no workspace yet.
-            TransferFailed: its node saves no workspaces, the directory is the user's own, or it is too large.
+            TransferFailed: its node saves no workspaces, or the workspace is a user's directory or too large.
         """
         answer = (await self._transfers.send_request(conversation_id, TransferRequest(what="checkpoint"))).answer
         return answer.files, answer.size_bytes

@@ -1,10 +1,10 @@
 """Pack files of this machine into a compressed tar file, and unpack them.
 
-A long transfer is a file object: written data is sent in parts, and received parts are read.
+A long transfer is a file object: data written to it is sent in parts, and reading it fetches parts.
 
 Holds: memory does not grow with the size of the copy; nothing is written outside the target, whatever the tar file
-contains; the target gets all of it or, if the copy fails, nothing. One part is in memory; both are used in a thread,
-while the loop sends and fetches.
+contains; the target gets all of it or, if the copy fails, nothing. One part is in memory. The file objects are used in
+a thread, while the event loop sends and fetches parts.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def pack(source: Path, target: IO[bytes]) -> list[str]:
     """Write a file or directory as a compressed tar file.
 
     Returns:
-        Some of the files whose set-user-id, set-group-id or sticky bit is left out.
+        Some of the files that lost a set-user-id, set-group-id or sticky bit.
 
     Raises:
-        UsageError: it is too large.
-        OSError: it cannot be read.
+        UsageError: the files are too large.
+        OSError: a file cannot be read.
     """
     without_bits: list[str] = []
     total = 0
@@ -109,13 +109,13 @@ def unpack(
     """Unpack a tar file into an existing directory, or under a new name.
 
     Args:
-        check: called when everything was read; raises if the data differs from the sent data.
+        check: called after everything was read; raises if the data differs from the sent data.
         is_packed: whether the file is compressed, by zstandard.
         is_wanted: returns whether to write the entry with this name in the copied directory; others count in no limit.
 
     Raises:
-        TooLarge: it has more than `limit_bytes`.
-        UsageError: it is not a whole tar file, or an existing file in the target is in the way.
+        TooLarge: the files exceed `limit_bytes`.
+        UsageError: the tar file is incomplete or invalid, or blocked by an existing file in the target.
         OSError: the target cannot be written.
     """
     is_inside = target.is_dir()
@@ -138,7 +138,7 @@ def unpack(
 def _extract(
     stream: IO[bytes], draft: Path, name: str, is_wanted: Callable[[str], bool], limit_bytes: int
 ) -> UnpackResult:
-    """Write one file or directory under a name; if empty, under its own."""
+    """Write one file or directory under a name, or under its own name if empty."""
     done, top = UnpackResult(), ""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
@@ -241,7 +241,7 @@ class OutgoingParts(_Parts):
         self._size = 0
 
     def write(self, content: bytes) -> int:
-        """Take the next bytes; sends a part when one is full."""
+        """Take the next bytes; send each part once it is full."""
         self._buffer += content
         while len(self._buffer) > PART_BYTES:
             self._run_in_loop(self._send())
@@ -275,7 +275,7 @@ class OutgoingParts(_Parts):
         return (await ask(self._conversation_id, request, content, limit_seconds=limit)).answer
 
     async def end(self) -> None:
-        """Have the node forget the transfer, if it has any of it. Idempotent."""
+        """Have the node forget the transfer, if it has parts of it. Idempotent."""
         if self._has_begun:
             await self._forget(self._transfer)
         self._is_stopped = True
@@ -321,7 +321,7 @@ class IncomingParts(_Parts):
         """Check that everything has arrived.
 
         Raises:
-            TransferFailed: it has not, or it differs from the sent data.
+            TransferFailed: data is missing or differs from the sent data.
         """
         while self.read(PART_BYTES):
             pass

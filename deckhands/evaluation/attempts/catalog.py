@@ -1,7 +1,7 @@
 """The evaluations of a store, and the results of their attempts, for readers on other machines.
 
-Holds: only the driver writes. Any producer that can write to the store could write here, so unreadable entries count as
-absent. Everything is kept for a month after a driver's last write.
+Holds: only the driver writes. Any producer with write access to the store could write here, so unreadable entries count
+as absent. Everything is kept for a month after a driver's last write.
 Does not: replace `results.jsonl`, which has the patches and the full evidence, and from which an evaluation continues.
 Keys: `deck:{0}:evaluations`; of `deck:{0}:evaluation:<name>` the field `about`; `deck:{0}:evaluation:<name>:rows`.
 """
@@ -38,8 +38,8 @@ class EvaluationInfo(BaseModel):
     """The description of an evaluation.
 
     Attributes:
-        tenant: empty: it belongs to no tenant.
-        instances: their number; 0: unknown. `attempts`: the number for each instance and model.
+        tenant: the tenant; empty if there is none.
+        instances: their number, 0 if unknown; `attempts` is the number for each instance and model.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -56,7 +56,7 @@ class EvaluationListing:
     """An evaluation in a list.
 
     Attributes:
-        status: its progress at `at`; None: it cannot be read.
+        status: its progress at the time `at`; None if unreadable.
         is_driven: whether a driver has reported within the last `FRESH_SECONDS`.
     """
 
@@ -104,7 +104,7 @@ class Catalog:
         """Return evaluations, most recently driven first.
 
         Args:
-            tenant: only this tenant's; None: all tenants'.
+            tenant: returns only this tenant's evaluations; None for all.
             limit: the maximum number; up to 1,000 are examined.
         """
         index = self._shard.evaluations
@@ -122,7 +122,7 @@ class Catalog:
         return found[:limit]
 
     async def find(self, name: str) -> EvaluationListing | None:
-        """Return an evaluation; None if there is none of this name."""
+        """Return an evaluation; None if there is none with this name."""
         if not is_conversation_id(name):
             return None
         key = self._shard.evaluation(name)

@@ -1,4 +1,4 @@
-"""The driver of an evaluation: starts attempts up to a limit set by load, and as users steer it.
+"""The driver of an evaluation: starts attempts up to a limit that depends on the load, and obeys users' steering.
 
 Holds: every attempt ends with one row of its round. The driver keeps no state that is not in the store or in the rows:
 if it dies, another one continues. It reads the desired state about once a second.
@@ -38,13 +38,13 @@ OnStatus = Callable[[EvaluationStatus], None]
 
 
 class ModelSilent(DeckhandsError):
-    """Every call of a model fails. Its attempts have no results; the next driver starts them again."""
+    """Every call of a model fails. Its attempts get no results, and the next driver starts them again."""
 
     code = "model_silent"
 
 
 class Driver:
-    """Runs a plan, or the rest of it, by calling a function for each attempt."""
+    """Runs a plan, or its remaining attempts, by calling a function for each attempt."""
 
     def __init__(
         self,
@@ -121,10 +121,10 @@ class Driver:
         self._raise_problem()
 
     async def _run_until_announced(self) -> bool:
-        """Run until nothing is left to do, and announce that.
+        """Run until nothing is left to do, and announce the end.
 
         Returns:
-            Whether it is over. Otherwise the announcement was too late for an order that was given before it.
+            Whether the evaluation is over. False if an order was given before the announcement.
         """
         helper = asyncio.create_task(self._rescan())
         helper.add_done_callback(lambda _: self._changed.set())
@@ -171,7 +171,7 @@ class Driver:
         return any(attempts and not self._health[model].is_silent for model, attempts in self._pending.items())
 
     def _find_problem(self) -> str:
-        """Return why attempts were left without a result; empty: none were."""
+        """Return why attempts have no result; empty if all have one."""
         return "; ".join(f"{model}: {self._health[model].problem}" for model, left in self._pending.items() if left)
 
     def _raise_problem(self) -> None:
@@ -216,7 +216,7 @@ class Driver:
         return True
 
     def _find_spent_budget(self) -> str:
-        """Return the cause of attempts that a spent budget keeps from starting; empty: none is spent."""
+        """Return the cause for attempts that cannot start because a budget is spent; empty if none is spent."""
         plan, in_flight = self.plan, list(self._in_flight.values())
         usd = self._meter.cost_usd + sum(one.spent_usd for one in in_flight)
         if plan.budget_usd is not None and usd >= plan.budget_usd:
@@ -241,7 +241,7 @@ class Driver:
         """Record that a conversation of an attempt ended in failed calls.
 
         Returns:
-            Whether the model has not replied yet, so that the attempt is part of its probe and must not be abandoned.
+            Whether the model has never replied. The attempt is then part of its probe and must not be abandoned.
 
         Raises:
             ModelSilent: every call of the model fails, so the attempt must not be repeated now.
@@ -262,7 +262,7 @@ class Driver:
             self._health[one.attempt.model].record_reply()
 
     async def _put_back_unanswered(self) -> None:
-        """Put back the attempts of models that do not answer; unpaid ones start with another conversation next time.
+        """Put back the attempts of models that do not answer. Unpaid attempts later restart in a new conversation.
 
         Attempts in flight that have had replies continue: if the model answers one of them, further attempts start.
         """

@@ -1,4 +1,4 @@
-"""An attempt in flight, as its driver knows it."""
+"""The driver's state of an attempt in flight."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class AttemptInFlight:
         phase: `waits`: for its next try, after a failure of the infrastructure.
         seen: the progress of its current conversation.
         judged: the progress of its critic.
-        shared: the steps, cost and tokens that its conversation shares with the origin it is a fork of.
-        failures: the codes of the infrastructure's failures so far; `cause` is the last one as text.
+        shared: the steps, cost and tokens that its conversation shares with its origin, if it is a fork.
+        failures: the codes of the infrastructure's failures so far; `cause` is the last failure as text.
         is_found: its current conversation was started by an earlier driver.
         replies: the replies of its current conversation that were counted.
         lost_cost_usd, lost_tokens: of tries that ended in these failures.
@@ -68,7 +68,7 @@ class AttemptInFlight:
         return max(0, self.seen.tokens - self.shared[2]) + self.judged.tokens + self.lost_tokens
 
     def build_row(self, outcome: Outcome, cause: str) -> AttemptRow:
-        """Return the row of an attempt that ends now, in whatever state."""
+        """Return the row of an attempt that ends now, in any state."""
         return build_unscored_row(self.attempt, self.round, outcome, cause).model_copy(
             update={
                 "conversation_id": self.conversation_id,

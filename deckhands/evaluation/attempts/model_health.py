@@ -1,7 +1,9 @@
-"""Whether the model of an evaluation answers: the first attempts are its probe, and failures in a row stop it.
+"""Checks whether the models of an evaluation answer.
+
+A model's first attempt is its probe, and failures in a row stop its attempts.
 
 A separate probe call would need the keys, which only the controller workers hold; so the first attempt of each model
-starts alone, and its first model call is the probe. It takes the same way as all others: worker, sandbox, key, model.
+starts alone, and its first model call is the probe. It uses the same path as all others: worker, sandbox, key, model.
 
 Holds: pure; the caller passes the time. A model that answers again is usable again.
 """
@@ -35,7 +37,7 @@ MAX_TEXT_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class FailedCalls:
-    """The failed calls in which a conversation ended: the code and the provider's text are those of the last one."""
+    """The failed calls with which a conversation ended, with the code and the provider's text of the last one."""
 
     code: str
     text: str
@@ -43,7 +45,7 @@ class FailedCalls:
 
     @classmethod
     def find(cls, events: Sequence[Event]) -> FailedCalls | None:
-        """Return the failed calls since the last reply; None: the conversation did not end in any."""
+        """Return the failed calls since the last reply; None if the conversation did not end with one."""
         failed: list[ModelCallFailed] = []
         for event in reversed(events):
             if isinstance(event, ModelReply):
@@ -66,12 +68,12 @@ class ModelHealth:
     """The health of one model.
 
     Attributes:
-        probed_at: when its first attempt started; None: none has.
+        probed_at: when its first attempt started; None if none has.
         has_replied: whether it has answered since the driver started.
         failures: failed calls (before the first reply) or attempts (later) in a row.
         failed_attempts: attempts in a row that ended in failed calls.
         reason: the last failure, as text; `conversation_id` has it.
-        waits_for: the code of the failed call that an attempt retries now; empty: none.
+        waits_for: the code of the failed call that an attempt currently retries; empty for none.
     """
 
     probed_at: float | None = None
@@ -89,7 +91,7 @@ class ModelHealth:
 
     @property
     def problem(self) -> str:
-        """The problem of its calls, as text; empty: none is known."""
+        """The problem of its calls, as text; empty if none is known."""
         if self.is_silent:
             return f"every call fails: {self.reason}"
         if self.has_replied:

@@ -1,13 +1,13 @@
 """The limit on attempts in flight: additive increase, multiplicative decrease under overload (AIMD).
 
 A `Pace` is one limit. It doubles until the first overload, then grows by steps. On an overload it shrinks by a fixed
-share, and waits for the effect to show. The pace of the machines watches the hosts' load and the sandboxes that are
+share, and then waits for the effect. The pace of the machines watches the hosts' load and the sandboxes that are
 starting; the pace of each model watches refusals for its quota (429) and latency.
 
-`ClusterLoad` reads the load that workers report: of their machines, and model calls since the last reading.
+`ClusterLoad` reads the reports of workers: the load of their machines, and their model calls since the last reading.
 
-Holds: pure; the caller passes the time. A limit is never below its floor. A new worker counts from 0; one that existed
-at the first reading counts from there. Forged figures can only make an evaluation slower, never faster than its
+Holds: pure; the caller passes the time. A limit is never below its floor. A new worker's figures count from 0, those of
+an existing worker from the first reading. Forged figures can only make an evaluation slower, never faster than its
 ceiling.
 """
 
@@ -44,7 +44,7 @@ FEWEST_CALLS = 5
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """The load of the most loaded machine; see `broker.runtime.host_load`. None: not reported.
+    """The load of the most loaded machine; see `broker.runtime.host_load`. A figure is None if it is not reported.
 
     Attributes:
         starting: attempts that wait for their first tool.
@@ -61,7 +61,7 @@ class Hosts:
 
     @property
     def overload(self) -> str:
-        """The overloaded resource, for which the limit must shrink; empty: none."""
+        """The overloaded resource that requires a lower limit; empty for none."""
         if (self.memory_free is not None) and self.memory_free < HARDLY_ANY_MEMORY:
             return f"memory of a host: {self.memory_free:.0%} is free"
         if (self.memory_stalled or 0.0) > HIGH_STALLED_MEMORY:
@@ -72,7 +72,7 @@ class Hosts:
 
     @property
     def binds(self) -> str:
-        """The exhausted resource, for which the limit must not grow; empty: none."""
+        """The exhausted resource that forbids a higher limit; empty for none."""
         if self.overload:
             return self.overload
         if (self.memory_free is not None) and self.memory_free < LITTLE_MEMORY:
@@ -123,7 +123,7 @@ class Pace:
         """Lower the limit below the number in flight, at most once in `QUIET_SECONDS`.
 
         Returns:
-            Whether it was lowered.
+            Whether the limit was lowered.
         """
         if now < self.quiet_until or self.limit <= self.floor:
             return False

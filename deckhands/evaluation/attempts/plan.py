@@ -27,18 +27,18 @@ class EvaluationPlan:
         attempts: the number for each instance and model.
         at_once: the maximum number of attempts in flight.
         retries: how often an attempt is repeated after failures of the infrastructure.
-        budget_usd: no attempt starts once all of them together have spent this much.
+        budget_usd: no attempt starts once all attempts together have spent this much.
         token_budget: the same for their prompt and completion tokens.
-        critic: the model that judges attempts; empty: none. It decides instances without another score.
+        critic: the model that judges attempts; empty for none. It decides instances without another score.
         scorers: functions that score attempts. The first decides instances without a check or an answer.
         origin: the conversation that attempts are forks of, instead of starting with their instance's task.
-        is_paced: False: `at_once` attempts are in flight, whatever the load.
-        tenant: the owner of the attempts' conversations; empty: no tenant.
+        is_paced: whether the load limits the attempts in flight; otherwise, always `at_once` are in flight.
+        tenant: the tenant of the attempts' conversations; empty for none.
         dataset: its name, for display only; the instances are in `instances`.
-        pool: the pool of tool workers that hold the workspaces; None: the usual one.
+        pool: the pool of tool workers that hold the workspaces; None for the default.
         network: whether the commands of agents reach the network; those of checks never do.
         rollout: whether the exact tokens of the agents' replies are recorded.
-        until: the stopping criterion, parsed by `stopping.Until`; empty: when all attempts have ended.
+        until: the stopping criterion, parsed by `stopping.Until`; empty to run all attempts.
     """
 
     name: str
@@ -69,7 +69,9 @@ class EvaluationPlan:
         return len(self.instances) * len(self.models) * self.attempts
 
     def list_attempts(self) -> list[Attempt]:
-        """Return the attempts in the order in which they start: all of an instance before those of the next one."""
+        """Return the attempts in the order in which they start: all attempts at an instance come before those at the
+        next one.
+        """
         return [
             Attempt(instance, model, number)
             for instance in self.instances

@@ -61,7 +61,7 @@ class ProgressRecord:
     def add_status(self, status: EvaluationStatus) -> None:
         """Add the progress, every five seconds and whenever another limit binds.
 
-        An attempt in flight is added when it has another conversation, or another cause why it gets no further.
+        An attempt in flight is added when its conversation, or the cause of its delay, changes.
         """
         known, self._attempts = self._attempts, {}
         for one in status.attempts:

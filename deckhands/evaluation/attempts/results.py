@@ -36,9 +36,9 @@ class AttemptRow(BaseModel):
     """The result of one attempt.
 
     Attributes:
-        cause: the reason as a code: the limit that was reached, the code of the error; empty if a score decided.
+        cause: the reason as a code: the reached limit or the error; empty if a score decided.
         evidence: the output of the check, the given answer, or the error; shortened.
-        tries: how often it was started; more than once after failures of the infrastructure.
+        tries: the number of starts; more than one after failures of the infrastructure.
         failures: the codes of these failures.
         round: how often the attempt was requeued.
         seconds: from the first event of its conversation to the last: `working_seconds` and all `waiting_seconds`.
@@ -47,14 +47,15 @@ class AttemptRow(BaseModel):
         scoring_seconds: the duration of the check.
         left_out: files that the agent changed but that do not count.
         checked_id: the conversation of the check; `critic_id`: that of the critic.
-        reward: the number that the check or a scorer gave; None: there is only the outcome.
+        reward: the number from the check or a scorer; None if there is only the outcome.
         metrics: further numbers of the check and scorers, by name.
-        step_rewards: one for each step of the agent; empty: none.
-        score: the critic's, from 0 to 10; None: there was no critic. `verdict` is its reason.
+        step_rewards: one for each step of the agent; empty for none.
+        score: the critic's score, from 0 to 10; None without a critic. `verdict` is its reason.
         cost_usd: of its last try, without the check and the critic.
-        critic_cost_usd: of the critic; `lost_cost_usd`: of earlier tries that failed in the infrastructure.
+        critic_cost_usd: the cost of the critic; `lost_cost_usd` is the cost of earlier tries that failed in the
+            infrastructure.
         prompt_tokens, completion_tokens: of its last try, with its delegates.
-        critic_tokens: of the critic; `lost_tokens`: of tries without a result, which failed or were cancelled.
+        critic_tokens: the tokens of the critic; `lost_tokens` are those of tries that failed or were cancelled.
         has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
     """
 
@@ -101,7 +102,7 @@ class AttemptRow(BaseModel):
 
     @property
     def counts(self) -> bool:
-        """Whether it says something about the agent."""
+        """Whether the result counts for the agent's score."""
         return self.outcome not in SAYS_NOTHING
 
     @property
@@ -187,7 +188,7 @@ class Results:
         self._file.close()
 
     def add(self, row: AttemptRow) -> None:
-        """Write a row; it is on the disk when this returns. Raises the errors of `add_all`."""
+        """Write a row to the disk. Raises the errors of `add_all`."""
         self.add_all([row])
 
     def add_all(self, rows: Iterable[AttemptRow]) -> None:
@@ -226,7 +227,7 @@ def read_results(path: Path) -> list[AttemptRow]:
     """Return the rows of a file, one for each attempt.
 
     Raises:
-        UsageError: it cannot be read, or has a line that is not a row.
+        UsageError: the file cannot be read, or a line is not a row.
     """
     if not path.is_file():
         raise UsageError(

@@ -2,10 +2,10 @@
 
 Sources: pass@k is the unbiased estimator of Chen et al. (2021), 1 - C(n-c, k) / C(n, k), averaged over instances. The
 interval of pass@1 is Wilson's for one attempt per instance, and Student's t over instances for more; it is Wilson's
-over instances if all have the same share, which has no standard error. Two runs are compared over the instances that
-both have: by McNemar's exact test, and by the mean difference with its t interval. If all differences are equal, or
-all of them are whole, that interval is the one of Bonett and Price (2012), which adds a pair of each kind.
-The distribution of t is computed by the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4.
+over instances if all have the same share, because the standard error is then 0. Two runs are compared over their common
+instances: by McNemar's exact test, and by the mean difference with its t interval. If all differences are equal, or all
+are integers, that interval is the one of Bonett and Price (2012), which adds a pair of each kind. The distribution of t
+is computed by the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4.
 
 Holds: an interval that would contain every possible value is None: there are too few instances.
 """
@@ -68,7 +68,8 @@ def _t_within(t: float, degrees: int) -> float:
 def compute_interval(
     values: Sequence[float], least: float = -math.inf, most: float = math.inf
 ) -> tuple[float, float] | None:
-    """Return the 95 % t interval of a mean; None: too few values, or every possible value would be in it.
+    """Return the 95 % t interval of a mean; None if there are too few values, or if it would contain every possible
+    value.
 
     Args:
         least, most: the bounds of possible values.
@@ -150,7 +151,9 @@ def _figures(rows: Sequence[AttemptRow]) -> dict[str, Any]:
 
 
 def _reward_figures(instances: Mapping[str, Sequence[AttemptRow]]) -> dict[str, Any]:
-    """Return the means of rewards, metrics and critics' scores over instances; without those that no attempt has."""
+    """Return the means of rewards, metrics and critics' scores over instances; figures that no attempt has are left
+    out.
+    """
     rows = [row for attempts in instances.values() for row in attempts]
     figures: dict[str, Any] = {}
     if any(row.reward is not None for row in rows):
@@ -241,11 +244,11 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def compare_runs(ours: Sequence[AttemptRow], theirs: Sequence[AttemptRow]) -> dict[str, Any]:
     """Compare two runs over the instances that both have scored.
 
-    An instance counts as resolved if most of its attempts are. `p_value` is McNemar's, of these. `difference` is the
+    An instance counts as resolved if most of its attempts are. `p_value` is McNemar's for these. `difference` is the
     mean over instances of the first run's share of resolved attempts minus the second's, with its `interval`; without
     common instances, both and the p-value are None. `differing` has the instances whose shares differ. `reward` is the
-    mean difference of rewards; None: no attempt has a number. `setup_failed` has the instances that have no score in a
-    run because the set-up of each attempt failed.
+    mean difference of rewards; None if no attempt has a reward. `setup_failed` has the instances that have no score in
+    a run because the set-up of each attempt failed.
     """
     first, second = _group_scored(ours), _group_scored(theirs)
     both = sorted(first.keys() & second.keys())
@@ -298,7 +301,7 @@ def find_resolved(rows: Iterable[AttemptRow], model: str) -> Mapping[str, bool]:
 
 
 def _group_scored(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
-    """Return the attempts that count, by instance; without instances that have none."""
+    """Return the attempts that count, by instance; instances without one are left out."""
     return {name: attempts for name, attempts in _by_instance(rows).items() if attempts}
 
 

@@ -1,8 +1,8 @@
 """The progress of an evaluation: figures, the attempts in flight, and the limit that binds.
 
-The displayed progress of an evaluation: a table on a terminal, otherwise a line from time to time.
+The progress is displayed as a table on a terminal, otherwise as a line from time to time.
 
-The progress goes to standard error, the final summary to standard output.
+It is printed on standard error, the final summary on standard output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STOPPED = "stopped"
 
 @dataclass(frozen=True, slots=True)
 class AttemptDetails:
-    """One attempt in flight; `cause` is the reason of its last failure, or of its failing call, as text."""
+    """One attempt in flight; `cause` is the text of its last failure or failing call."""
 
     instance: str
     model: str
@@ -66,13 +66,13 @@ class EvaluationStatus:
         state: the desired state (`running`, `paused` or `cancelled`); `over` once all attempts have ended; `stopped` if
             the driver has ended earlier, for the reason in `stopped`.
         outcomes: the number of finished attempts by outcome.
-        eta_seconds: at the rate of the last two minutes; None: unknown.
+        eta_seconds: at the rate of the last two minutes; None if unknown.
         refused: replies with status 429 since this driver started.
-        limit: the current maximum in flight; `limits`: the same by model.
+        limit: the current maximum in flight; `limits` has the maximum by model.
         found: by model, the number of attempts at the last overload; models without one are left out.
         bound: the limit that binds.
         stopped: the reason for an early end.
-        warning: why the budget does not bind; empty: it does, or there is none.
+        warning: why the budget has no effect; empty if it has one, or if there is no budget.
         attempts: those in flight, the longest first, at most 100.
     """
 
@@ -139,7 +139,8 @@ class SpendingMeter:
     """The amount and the rate of spending.
 
     Attributes:
-        cost_usd: in total, with critics and failed tries; initially, the cost without a row in `rows`.
+        cost_usd: the total cost, including critics and failed tries; initially, the cost of attempts without a row in
+            `rows`.
         tokens: the same, for tokens.
         refused: replies with status 429.
         unpriced: the models of attempts whose cost is unknown in part.
@@ -162,7 +163,7 @@ class SpendingMeter:
         self.ended = 0
 
     def add(self, row: AttemptRow, *, is_paid: bool = False) -> None:
-        """Count a finished attempt; if it is paid, its cost was counted before."""
+        """Count a finished attempt. The cost of a paid attempt was counted before."""
         cost_usd, tokens = self.cost_usd, self.tokens
         self._count(row)
         if is_paid:

@@ -1,6 +1,6 @@
 """The desired state of a running evaluation, kept in the store so that users can change it on any machine.
 
-Holds: a value holds until it is changed, even while no driver runs. A requeue raises the round of attempts by one,
+Holds: a value stays until it is changed, even while no driver runs. A requeue raises the round of attempts by one,
 however often a driver reads it. Unreadable entries count as absent.
 Does not: start anything; the driver polls it about once a second.
 Keys: `deck:{0}:evaluation:<name>`: `state`, `at_once`, `budget_usd`, `token_budget`, `until`, `retries`, `status`,
@@ -33,8 +33,8 @@ class DesiredState(BaseModel):
 
     Attributes:
         state: `paused`: no attempt starts, and those in flight are paused. `cancelled`: no further attempt starts.
-        at_once: the maximum number of attempts in flight; None: not set.
-        budget_usd, token_budget: infinite: no budget; None: not set.
+        at_once: the maximum number of attempts in flight; None if not set.
+        budget_usd, token_budget: infinite for no budget; None if not set.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -101,7 +101,7 @@ class StoredSteering:
     Attributes:
         orders: requeues that no driver has read, by their ids.
         rounds: how often attempts were requeued.
-        status: its last reported progress; empty: none. `has_driver` is false after a driver's last report.
+        status: its last reported progress; empty for none. `has_driver` is false after a driver's last report.
     """
 
     desired: DesiredState = field(default_factory=DesiredState)

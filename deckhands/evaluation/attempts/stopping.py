@@ -3,11 +3,11 @@
 `ci=3%`    the 95 % interval of each model's pass@1 reaches at most 3 points to either side
 `decided`  the first model is known to be better or worse than each of the others on the same instances
 
-Holds: attempts count in their starting order, up to the first that has not ended, so that quick attempts do not decide
-for slow ones. A comparison that is checked repeatedly needs a sequential test: of two attempts at an instance with the
-same number, a pair that only one model resolves counts for it, and bets on that (a mixture over all probabilities) win
-20 to 1 by chance in at most 5 % of all evaluations, however often they are checked (Ville's inequality). Majorities of
-instances would be no bets: further attempts change them.
+Holds: attempts count in their starting order, up to the first that has not ended, so that the result does not depend on
+quick attempts alone. A comparison that is checked repeatedly needs a sequential test. Two attempts with the same number
+at the same instance form a pair; a pair that only one model resolves counts for that model. Bets on such pairs (a
+mixture over all probabilities) win 20 to 1 by chance in at most 5 % of all evaluations, however often they are checked
+(Ville's inequality). Majorities of instances cannot be used for bets, because further attempts change them.
 Does not: make the interval hold at every check; it is the interval of the report.
 """
 
@@ -40,7 +40,7 @@ class StoppingCriterion:
     """A criterion.
 
     Attributes:
-        half_width: half the width of the interval, as a share; None: `decided`.
+        half_width: half the width of the interval, as a share; None for `decided`.
     """
 
     text: str
@@ -51,7 +51,7 @@ class StoppingCriterion:
         """Parse a criterion.
 
         Raises:
-            UsageError: it is not one, or compares models although there is only one.
+            UsageError: the text is not a criterion, or compares models although there is only one.
         """
         if text == DECIDED:
             if models < 2:
@@ -63,7 +63,7 @@ class StoppingCriterion:
         return cls(text, float(found[1]) / 100)
 
     def find_reason(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], AttemptRow]) -> str:
-        """Return the reason to stop, as text; empty: not enough is known.
+        """Return the reason to stop, as text; empty if there is not enough evidence.
 
         Args:
             attempts: all of them, in their starting order.
@@ -73,7 +73,7 @@ class StoppingCriterion:
         return self._interval(ended, models) if self.half_width is not None else _compare_models(ended, models)
 
     def find_obstacle(self, instances: int, attempts: int) -> str:
-        """Return why the criterion can never be met before all attempts have ended, as text; empty: it can be.
+        """Return why the criterion can never be met before all attempts have ended, as text; empty if it can.
 
         Args:
             attempts: for each instance and model.
@@ -93,7 +93,7 @@ class StoppingCriterion:
         return f"with {instances} instances, the interval is never narrower than ±{narrowest:.1%}"
 
     def render_obstacle(self, instances: int, attempts: int) -> str:
-        """Return a sentence about the obstacle of `find_obstacle`; empty: there is none."""
+        """Return a sentence about the obstacle of `find_obstacle`; empty if there is none."""
         why = self.find_obstacle(instances, attempts)
         return f"--until {self.text} can never stop this evaluation early: {why}." if why else ""
 

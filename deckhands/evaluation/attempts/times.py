@@ -1,7 +1,7 @@
 """The time of a conversation according to its log: working, or waiting, by reason.
 
 Holds: every second between the first event and the last is counted once; the later event of a pair explains the gap
-before it. A model call works for the time that its reply states; the rest of its gap is waiting.
+before it. The time stated in a model's reply is work; the rest of the gap before it is waiting.
 Does not: see inside a tool: the time from its action to its observation is work, even if its worker was busy.
 """
 
@@ -36,7 +36,7 @@ class Times:
 
 
 def compute_times(events: Iterable[Event]) -> Times:
-    """Return the times of a conversation; reasons with less than a millisecond are left out."""
+    """Return the times of a conversation; reasons with less than one millisecond are left out."""
     working = 0.0
     waiting: dict[str, float] = defaultdict(float)
     before = None

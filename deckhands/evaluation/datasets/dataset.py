@@ -52,7 +52,7 @@ def read_rows(name: str, argument: str) -> list[tuple[int, Mapping[str, Any]]]:
 
 
 def find_folder(argument: str) -> Path:
-    """Return the directory that paths in rows are relative to: that of the argument, if it is a path."""
+    """Return the directory that paths in rows are relative to: the directory of the argument, if it is a path."""
     path = Path(argument or ".")
     return path if path.is_dir() else path.parent
 
@@ -86,7 +86,7 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None, is_score
         is_scored: whether a scorer or a critic decides instances that nothing else decides.
 
     Raises:
-        UsageError: there is none of this name, it cannot be read, or parts of it cannot be used; names these.
+        UsageError: no dataset has this name, it cannot be read, or parts of it are invalid; the text names these.
     """
     if str(name) == SHIPPED:
         return read_shipped_instances()
@@ -114,7 +114,7 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None, is_score
 
 
 def read_defaults(name: str) -> DatasetDefaults:
-    """Return the settings that a dataset brings; only tasks of inspect have some.
+    """Return the settings that come with a dataset; only tasks of inspect have such.
 
     Raises:
         UsageError: it cannot be read.

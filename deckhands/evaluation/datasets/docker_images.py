@@ -4,7 +4,7 @@ An image has the repository in `/testbed`, at the commit of its instance, with i
 checks run in containers of the image.
 
 Holds: no image is pulled, and nothing of an image runs here: its files are copied out of a container that never starts.
-Git history does not get into a workspace.
+Git history is not copied into a workspace.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class ImageFiles:
         return found
 
     def read_some(self, names: Iterable[str]) -> dict[str, TreeFile]:
-        """Return some of them; missing ones are left out."""
+        """Return these files; missing ones are left out."""
         with _container(self.image) as container:
             copied = {name: _copy_files(container, name, self.image) for name in names}
         return {name: next(iter(files.values())) for name, files in copied.items() if files}
 
 
 def _copy_files(container: str, name: str, image: str) -> dict[str, TreeFile] | None:
-    """Return the regular files below a path, without Git history; None: the path does not exist."""
+    """Return the regular files below a path, without Git history; None if the path does not exist."""
     command = [_program(), "cp", f"{container}:{FOLDER}/{name}", "-"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as copying:  # noqa: S603  (ours)
         assert copying.stdout is not None
@@ -125,7 +125,7 @@ def _run_docker(*arguments: str) -> str:
     """Return the output of a `docker` command.
 
     Raises:
-        UsageError: there is no engine, or it refuses; has the reason.
+        UsageError: there is no engine, or it refuses the command; the text has the reason.
     """
     try:
         done = subprocess.run(  # noqa: S603  (arguments are ours, or a name that was checked)

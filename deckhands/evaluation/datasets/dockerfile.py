@@ -1,7 +1,7 @@
 """The parts of a Dockerfile that a workspace supports: the files that it copies, its variables, and its commands.
 
-Holds: an unsupported part is an error, except for those listed in `left_out`: the image is the node's, programs that a
-command installs must be there already, and no service is started.
+Holds: an unsupported part is an error, except for those listed in `left_out`: the node chooses the image, programs that
+a command installs must exist already, and no service is started.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def parse_dockerfile(path: Path, *, directory: str = "") -> DockerfileWorkspace:
         directory: the directory that becomes the workspace, if it is not the last `WORKDIR`.
 
     Raises:
-        ValueError: a line of it needs more than a workspace has.
+        ValueError: a line requires a feature that a workspace does not have.
     """
     found, lines = DockerfileWorkspace(), _parse_lines(path.read_text(encoding="utf-8"))
     places = [words[0] for _, name, text in lines if name == "WORKDIR" and (words := shlex.split(text))]

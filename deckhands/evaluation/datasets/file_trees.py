@@ -3,9 +3,9 @@
 Check programs run in the workspaces of checks, and decide whether tests have passed.
 
 Holds: the same files give the same bytes; links and devices are never followed or kept. A patch is valid for `git
-apply`, except that binary files and files beyond its limit are only named. They are laid over last, in a directory
-where no file of an agent counts, and Python starts them with `-I`: the workspace, the environment and the user's
-packages cannot influence their imports.
+apply`, except that binary files, and files beyond its limit, are listed by name only. Check programs are added last, in
+a directory whose agent-written files are ignored, and Python starts them with `-I`, so that the workspace, the
+environment and the user's packages cannot influence their imports.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ _PARTS = ("guarded.py", "separate.py", "node_tests.js")
 
 @dataclass(frozen=True, slots=True)
 class OverlaidFiles:
-    """Files, with other files laid over them."""
+    """Files with other files added on top, which replace those with the same path."""
 
     below: Path | FileSource | None
     above: Tree

@@ -92,7 +92,7 @@ class TaskSettings:
     """The settings that are used.
 
     Attributes:
-        variables: for the agent's shell and the check; `check`: for the check alone; `solution`: for the solution.
+        variables: for the agent's shell and the check; `check` is for the check alone, `solution` for the solution.
         directory: the working directory, if it is not the Dockerfile's.
         ignored: the ignored settings, each with its name and its replacement.
     """
@@ -108,7 +108,7 @@ def parse_settings(about: Mapping[str, Any]) -> TaskSettings:
     """Return the settings of a task.
 
     Raises:
-        ValueError: the task needs features that a workspace does not have; names the key.
+        ValueError: the task requires a feature that a workspace does not have; the text names the key.
     """
     keys: dict[str, Any] = {}
     for name, value in about.items():
@@ -170,7 +170,7 @@ def find_tasks(directory: Path) -> list[Path]:
     """Return the directories of tasks: the directory itself, or its subdirectories.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are no tasks.
     """
     folders = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
     found = [folder for folder in folders if any((folder / mark).is_file() for mark in MARKS)]
@@ -185,7 +185,7 @@ def harbor_instance(folder: Path) -> Instance:
     """Return the instance of a task.
 
     Raises:
-        ValueError: it needs features that a workspace does not have, or a part of it is missing.
+        ValueError: the task requires a feature that a workspace does not have, or a part of it is missing.
     """
     folder = folder.resolve()
     if not re.fullmatch(ID, folder.name):

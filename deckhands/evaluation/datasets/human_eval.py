@@ -39,7 +39,7 @@ def human_eval_instance(row: Mapping[str, Any]) -> Instance:
     """Return the instance of a row.
 
     Raises:
-        ValueError: it cannot be used.
+        ValueError: the row is invalid.
     """
     found = _HumanEvalRow.model_validate(row)
     asked = {"test": found.test, "entry_point": found.entry_point, "module": FILE.removesuffix(".py")}

@@ -56,11 +56,11 @@ def inspect_instances(argument: str, *, is_scored: bool = False) -> list[Instanc
     """Return the samples of a task as instances.
 
     Args:
-        argument: `FILE.py@TASK`, or `FILE.py` if there is one task in it.
+        argument: `FILE.py@TASK`, or `FILE.py` if the file has one task.
         is_scored: whether a scorer or a critic decides a task without a scorer.
 
     Raises:
-        UsageError: inspect_ai is not installed, the task cannot be loaded, or samples of it cannot be used.
+        UsageError: inspect_ai is not installed, the task cannot be loaded, or some of its samples are unusable.
     """
     _require_inspect()
     path, _, name = argument.partition("@")
@@ -127,7 +127,7 @@ def inspect_defaults(argument: str) -> DatasetDefaults:
 
 
 def to_defaults(task: Any) -> DatasetDefaults:
-    """Return the settings that a task brings.
+    """Return the settings that come with a task.
 
     A limit of messages counts the agent's replies and the results of its tools, so it is twice the number of steps.
     """

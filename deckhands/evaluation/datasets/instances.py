@@ -1,6 +1,6 @@
 """Instances of a dataset: each a task, its initial files, and how an attempt is scored.
 
-Settings of an evaluation that a dataset brings, for options that are not given.
+A dataset may also have default settings for an evaluation, for options that are not given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Judge = Callable[[str], Awaitable[Rewards]]
 
 
 class ScorerFailed(DeckhandsError):
-    """The scorer of a dataset, a program that came with it, failed; this is not a result of the agent."""
+    """The scorer that came with a dataset failed. This is not a result of the agent."""
 
     code = "scorer_failed"
 
@@ -39,8 +39,8 @@ class Instance:
 
     Attributes:
         task: the agent's task.
-        workspace: the initial files of an attempt; None: none.
-        hidden: files that are laid over the workspace before the check, and that the agent never sees.
+        workspace: the initial files of an attempt; None for none.
+        hidden: files that are added to the workspace before the check. The agent never sees them.
         setup: a command that runs before the agent starts, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
         has_rewards: whether the last line of the check's output is rewards, as JSON.
@@ -48,9 +48,9 @@ class Instance:
         judge: returns the rewards of the agent's final message, if neither check nor answer decides; may raise
             ScorerFailed.
         images: the images of the task: paths or addresses.
-        image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
+        image: the image of the containers for attempts and checks; empty for the node's default sandbox.
         left_out: parts of its published form that an attempt does not have.
-        turns: the solution by a scripted model; empty: no script comes with it.
+        turns: the solution by a scripted model; empty for none.
     """
 
     id: str
@@ -76,16 +76,16 @@ class Instance:
 
     @property
     def setup_check(self) -> str:
-        """The set-up alone; if it fails, its last line says so."""
+        """The set-up alone. If it fails, its last line reports the failure."""
         assert self.setup is not None
         says = SETUP_FAILED.format(code="$?")
         return f'eval {shlex.quote(self.setup)} || {{ echo "{says}"; false; }}'
 
     def files(self) -> dict[str, TreeFile]:
-        """Read the initial files of an attempt: those of the workspace, and the set-up as a script.
+        """Read the initial files of an attempt: the files of the workspace, and the set-up as a script.
 
         Raises:
-            UsageError: they cannot be read, or are too many.
+            UsageError: the files cannot be read, or are too many.
         """
         found = read_tree(self.workspace)
         if self.setup is not None:
@@ -94,7 +94,7 @@ class Instance:
 
 
 def list_left_out(instances: Sequence[Instance]) -> list[str]:
-    """Return the parts of their published form that instances do not have, one line each, with the instances' names."""
+    """Return the parts of the published form that instances lack, one line each, with the instances' names."""
     names: dict[str, list[str]] = {}
     for one in instances:
         for what in dict.fromkeys(one.left_out):
@@ -116,7 +116,7 @@ def select_instances(
         part: the part to take after shuffling, as a Python slice: `:20`, `20:40`, `-5:`.
 
     Raises:
-        UsageError: an argument cannot be used, or nothing is left.
+        UsageError: an argument is invalid, or no instance is left.
     """
     chosen = list(instances)
     if only:
@@ -153,10 +153,10 @@ class DatasetDefaults:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def resolve(self, given: Mapping[str, float | None]) -> tuple[dict[str, float], list[str]]:
-        """Return the settings to use, and notes on those of the dataset.
+        """Return the settings to use, and notes about the dataset's settings.
 
         Args:
-            given: the options; None: not given.
+            given: the options; None for an option that is not given.
         """
         chosen = {name: value for name, value in given.items() if value is not None}
         notes = []

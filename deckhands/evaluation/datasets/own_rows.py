@@ -33,12 +33,13 @@ class OwnRow(BaseModel):
     """One row.
 
     Attributes:
-        workspace: the directory with the initial files of an attempt, or the files; None: an empty workspace.
+        workspace: the directory with the initial files of an attempt, or the files themselves; None for an empty
+            workspace.
         setup: a command that runs before the agent starts, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
         rewards: whether the last line of the check's output is rewards, as JSON; see `rewards`.
         hidden: a directory, or files, that are laid over the workspace before the check.
-        tests: instead of a check: Python files among the hidden ones, all of whose tests have to pass.
+        tests: instead of a check: Python files among the hidden ones; all their tests must pass.
         isolated: whether these tests run in another process than the code that they import.
         answer: the expected final message; compared by `answers.is_same`.
         images: the images of the task: paths or addresses.
@@ -67,7 +68,7 @@ def own_instance(row: Mapping[str, Any], folder: Path, *, is_scored: bool = Fals
         is_scored: whether a scorer or a critic decides rows without a check, tests and an answer.
 
     Raises:
-        ValueError: it cannot be used.
+        ValueError: the row is invalid.
     """
     found = OwnRow.model_validate(row)
     if found.check is None and found.answer is None and not found.tests and not is_scored:
@@ -98,7 +99,7 @@ def resolve_images(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
     """Return pictures with their paths made absolute.
 
     Raises:
-        ValueError: one cannot be read, or is not a picture.
+        ValueError: a file cannot be read, or is not a picture.
     """
     found = tuple(one if one.startswith((*ADDRESSES, DATA)) else str((folder / one).resolve()) for one in images)
     try:

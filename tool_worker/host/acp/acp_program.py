@@ -1,8 +1,8 @@
 """The session program that runs an ACP agent; `session_program` describes its connection to the workspace host.
 
 A call prompts the agent, answers its question or resumes it. The result of a call is the agent's next report. Between
-calls the agent's output is not read, and after `REST_SECONDS` its processes are stopped. So an agent does nothing while
-it is paused, over budget or without a controller.
+calls, the agent's output is not read, and after `REST_SECONDS` its processes are stopped. So an agent does nothing
+while its conversation is paused, over budget or without a controller.
 
 Holds: every call is answered, whatever the agent does; when an agent is lost, everything it started is killed.
 """

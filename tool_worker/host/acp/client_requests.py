@@ -1,7 +1,7 @@
 """An ACP agent's requests to its client: read and write files, run commands. They run in the agent's own sandbox.
 
-Holds: a request gives an agent no access that it does not have already, as the same user in the same sandbox; memory
-and the number of terminals are bounded; a device or a FIFO cannot block the program.
+Holds: a request gives an agent no new access, because it runs as the same user in the same sandbox; memory and the
+number of terminals are bounded; a device or a FIFO cannot block the program.
 """
 
 from __future__ import annotations

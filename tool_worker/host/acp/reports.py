@@ -53,7 +53,7 @@ def count_in(value: object) -> int:
 
 
 def block_text(block: object) -> str:
-    """Return a content block as text; a block without text is only named."""
+    """Return a content block as text; a block without text is represented by its name."""
     found = fields_in(block)
     if "text" in found:
         return text_in(found["text"], TEXT_LIMIT_CHARS)
@@ -86,7 +86,7 @@ class AgentToolCall:
         return self._fields.get("status") in ENDED
 
     def add(self, told: Fields) -> None:
-        """Update the call from a message of the agent; omitted fields keep their values."""
+        """Update the call from the agent's message; omitted fields keep their values."""
         for name, field in (("title", "title"), ("kind", "tool_kind"), ("status", "status")):
             if text := text_in(told.get(name)):
                 self._fields[field] = text

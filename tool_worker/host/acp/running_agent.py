@@ -85,7 +85,7 @@ class RunningAgent:
         return self._in if self._unwritten else None
 
     def write(self, line: bytes) -> None:
-        """Write a line; the part that the agent does not read yet is buffered.
+        """Write a line; the part that the agent does not read at once is buffered.
 
         Raises:
             AgentLost: the agent does not read, and the buffer is over its limit.
@@ -96,7 +96,7 @@ class RunningAgent:
             raise AgentLost("malformed_reply", "The agent does not read its input.")
 
     def flush(self) -> None:
-        """Write buffered lines as far as the agent reads. The end of the agent is noticed by `read`, not here."""
+        """Write buffered lines as far as the agent reads. Only `read` detects the agent's end."""
         try:
             while self._unwritten:
                 del self._unwritten[: os.write(self._in, self._unwritten[:CHUNK_BYTES])]

@@ -42,7 +42,7 @@ class AcpSession:
 
     Args:
         send: Writes a message to the agent.
-        wanted: The id of the session to load; empty: create a new session.
+        wanted: The id of the session to load; empty to create a session.
 
     Attributes:
         session_id: Empty until the session exists.
@@ -111,7 +111,7 @@ class AcpSession:
         """Answer a permission request; a second answer changes nothing.
 
         Args:
-            option_id: The chosen option; empty: the request is cancelled.
+            option_id: The chosen option; empty to cancel the request.
         """
         if number in self._questions:
             chosen: Fields = {"outcome": "selected", "optionId": option_id} if option_id else {"outcome": "cancelled"}

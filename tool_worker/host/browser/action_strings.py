@@ -5,8 +5,8 @@
 
 Holds: actions are parsed and never run as code. A wrong name, argument count or type is refused before any action runs,
 with a text that names the valid form.
-Differs: a number is accepted for a bid or a text, because models write `click(12)`.
-A closing parenthesis too many at the end is ignored, as in BrowserGym.
+Differs: a number is accepted for a bid or a text, because models write `click(12)`. A surplus closing parenthesis at
+the end is ignored, as in BrowserGym.
 """
 
 from __future__ import annotations

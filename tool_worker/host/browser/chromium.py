@@ -102,7 +102,7 @@ class Chromium:
         return cls(playwright, context, folder)
 
     async def is_responding(self) -> bool:
-        """Return whether Chromium responds; the death of its driver is not visible in another way."""
+        """Return whether Chromium responds; the death of its driver shows in no other way."""
         try:
             async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
                 await self.context.cookies("http://localhost")

@@ -1,7 +1,7 @@
 """Performs actions in the tabs of a browser; one method for each action of `action_strings.ACTIONS`.
 
-Holds: a failed action raises `ActionFailed` with a text for the model, within its time limit. Actions are limited to
-those a user could perform: a hidden or covered element cannot be clicked.
+Holds: a failed action raises `ActionFailed` with a text for the model, within its time limit. Only actions that a user
+could perform are possible: a hidden or covered element cannot be clicked.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class PageActions:
             await mouse.up()
 
     async def upload_file(self, bid: str, file: list[str]) -> None:
-        """Attach files of the workspace to a file field, or to an element that opens a file chooser when clicked."""
+        """Attach files of the workspace to a file field, or to an element whose click opens a file chooser."""
         paths = [self._folder / name for name in file]
         for name, path in zip(file, paths, strict=True):
             if not path.is_file():

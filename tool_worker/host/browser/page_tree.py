@@ -87,7 +87,7 @@ def render_page(
         tabs: The addresses of all tabs, in order.
         active: The index of the active tab.
         error: The error text; empty if there was no error.
-        notes: Other news, one line each.
+        notes: Other notes for the model, one line each.
         tree: Empty if the page could not be viewed.
         console: Developer messages, one line each.
     """

@@ -161,7 +161,7 @@ class Tabs:
         self.active = await self._context.new_page()
 
     async def close(self, page: Page) -> None:
-        """Close a tab and activate the one before it; the last tab is replaced by a new one."""
+        """Close a tab and activate the previous one; a new tab replaces the last one."""
         pages = self._context.pages
         index = pages.index(page) if page in pages else 0
         if len(pages) <= 1:
@@ -192,7 +192,7 @@ class Tabs:
     async def wait_until_loaded(self, limit_seconds: float) -> bool:
         """Wait until the active tab has loaded its new page; return whether it loaded in time.
 
-        Before that, the browser answers no request about the tab.
+        Until then, the browser answers no request about the tab.
         """
         await asyncio.sleep(SETTLE_SECONDS)  # time for the action's consequences to start
         try:

@@ -12,7 +12,7 @@ Holds:
 Does not:
     - Confine paths to the workspace; the sandbox around the workspace host does this for all tools.
     - Convert documents.
-    - Define which part of a directory is shown if the whole is too large.
+    - Define which part of a directory is shown if the listing is too large.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class FileEditor:
 
     Args:
         workspace: Absolute path of the workspace, for the hint when a path is relative.
-        files: Keeps earlier versions; None: a store of the editor's own.
-        seen: The contents that the model has seen; None: the editor keeps its own.
+        files: Keeps earlier versions; None to keep them in the editor.
+        seen: The contents that the model has seen; None to record them in the editor.
         max_output_chars: Bound of the numbered lines, or of the directory list, in one result.
     """
 
@@ -306,7 +306,7 @@ class FileEditor:
 
 
 def _notebook(text: str, path: str) -> JupyterNotebook | None:
-    """Return the notebook in a text; None if it is not a notebook and must be shown as text."""
+    """Return the notebook in a text; None if the text is not a notebook and must be shown as it is."""
     from tool_worker.host.editor.notebook import JupyterNotebook
 
     try:

@@ -47,7 +47,7 @@ class FileTools:
         return result
 
     def to_check(self, result: dict[str, object]) -> list[str]:
-        """Return the changed files of a call that have a checker; see `file_check`."""
+        """Return the files changed by a call for which a checker exists; see `file_check`."""
         if result.get("is_error") or not result.get("diff"):
             return []
         paths = result.get("paths") or [result.get("path")]

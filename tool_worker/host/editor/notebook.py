@@ -75,7 +75,7 @@ class JupyterNotebook:
                 optionally `cell_type`.
 
         Returns:
-            The text of the notebook, and the number of the cell to show; 0: none.
+            The text of the notebook, and the number of the cell to show; 0 for none.
         """
         number = self._number(arguments, lowest=0 if command == "insert_cell" else 1)
         kind = optional_text(arguments, "cell_type")

@@ -75,9 +75,9 @@ class Chunk:
         self.context: list[tuple[int, int]] = []
 
     def render(self, found: list[str]) -> list[str]:
-        """Return the new lines; context lines are those of the file, which may have other white space.
+        """Return the new lines; context lines are taken from the file, because their white space may differ.
 
-        Added lines get the indentation that all lines of the file have before that of the patch.
+        If all lines of the file are indented further than in the patch, added lines get the same extra indentation.
 
         Args:
             found: The lines of the file that match `old`.
@@ -91,7 +91,7 @@ class Chunk:
 
 
 def _find_margin(old: str, line: str) -> str | None:
-    """Return the white space of a file's line before the indentation of the patch; None: they do not fit."""
+    """Return the extra indentation of a file's line over that of the patch; None if the lines do not match."""
     there, written = (text[: len(text) - len(text.lstrip())] for text in (line, old))
     return there[: len(there) - len(written)] if there.endswith(written) else None
 
@@ -110,7 +110,7 @@ def parse_patch(text: str) -> list[FileChange]:
     """Parse a patch.
 
     Raises:
-        EditRefusedError: the patch is not valid; the text quotes the wrong line.
+        EditRefusedError: the patch is invalid; the text quotes the offending line.
     """
     lines = text.replace("\r\n", "\n").strip("\n").split("\n")
     begins = [number for number, line in enumerate(lines) if line.strip() == "*** Begin Patch"]
@@ -358,7 +358,7 @@ class Patching:
 
 
 def _restore(one: _PlannedFile) -> None:
-    """Restore a file; if that fails too, the model still reads the error of the patch."""
+    """Restore a file; if this fails as well, the model still reads the error of the patch."""
     with suppress(EditorError, OSError):
         if one.old is None:
             os.unlink(one.path)

@@ -51,7 +51,7 @@ def parse_replacements(edits: object, *, is_everywhere: bool) -> list[Replacemen
 
 
 def apply_replacements(text: str, replacements: list[Replacement], path: str) -> tuple[str, list[Span]]:
-    """Apply replacements in order, each to the result of those before it.
+    """Apply replacements in order, each to the result of the previous ones.
 
     Returns:
         The new text, and the positions of the new pieces in it.
@@ -99,9 +99,9 @@ def _apply_replacement(text: str, one: Replacement, path: str, spans: list[Span]
 
 
 def _without_lacking_margins(text: str, old: str, new: str) -> tuple[str, str]:
-    """Return both texts without the outer white space of `old` that the file does not have there.
+    """Return both texts without the outer white space of `old` that is missing in the file.
 
-    Differs: OpenHands strips both texts, so that an indentation which only `new` has is lost.
+    Differs: OpenHands strips both texts, which loses an indentation that only `new` has.
     """
     core = old.strip()
     if old in text or not core:
@@ -122,13 +122,13 @@ def _without_lacking_margins(text: str, old: str, new: str) -> tuple[str, str]:
 
 
 def _without_common_start(text: str, start: str) -> str:
-    """Return a text without what its start has in common with `start`; whole lines if `start` consists of lines."""
+    """Remove the common prefix of a text and `start` from the text; only whole lines if `start` consists of lines."""
     count = _count_common(text, start)
     return text[text.rfind("\n", 0, count) + 1 if start.endswith("\n") else count :]
 
 
 def _without_common_end(text: str, end: str, *, is_of_lines: bool) -> str:
-    """Return a text without what its end has in common with `end`; whole lines if `end` consists of lines."""
+    """Remove the common suffix of a text and `end` from the text; only whole lines if `end` consists of lines."""
     kept = len(text) - _count_common(reversed(text), reversed(end))
     if is_of_lines and kept and text[kept - 1] != "\n":
         kept = text.find("\n", kept) + 1 or len(text)

@@ -130,7 +130,7 @@ class CodeMap:
     """The map of the files below one directory.
 
     Attributes:
-        is_cut: Whether there are more files than the map holds.
+        is_cut: Whether some files are missing in the map, because there are too many.
     """
 
     def __init__(self, root: str) -> None:
@@ -252,7 +252,7 @@ class CodeMap:
         return edges
 
     def _resolve_name(self, path: str, known: ParsedFile, owner: str, words: str, hops: int) -> str:
-        """Return the entity that a name refers to at its place of use; empty if it is not known."""
+        """Return the entity that a name refers to at its place of use; empty if unknown."""
         first, _, rest = words.partition(".")
         if first in ("self", "cls"):
             holder = owner
@@ -271,7 +271,7 @@ class CodeMap:
         return self._resolve_attribute(path, words, hops)
 
     def _resolve_attribute(self, path: str, words: str, hops: int) -> str:
-        """Return the entity that an imported name refers to, through modules and classes; empty if not known."""
+        """Return the entity that an imported name refers to, through modules and classes; empty if unknown."""
         known = self._parsed[path]
         steps = words.split(".")
         for length in range(len(steps), 0, -1):

@@ -24,7 +24,7 @@ def read_pages(arguments: dict[str, object], packages: str) -> str:
 
     Args:
         arguments: `path` (absolute), and optionally `view_range`, the first and the last page, from 1.
-        packages: The folder of the package pypdf; empty: Python's default path.
+        packages: The folder of the package pypdf; empty for Python's default path.
 
     Raises:
         SearchError: the document cannot be read; the text is for the model.

@@ -2,7 +2,7 @@
 
 Holds: time is bounded, whatever the pattern and the size of the tree. An answer is bounded and mentions omissions.
 Links are not followed, and only regular files are read.
-Does not: read hidden files and installed packages, unless `path` leads there; `.gitignore` is not applied.
+Does not: read hidden files and installed packages, unless `path` leads there; apply `.gitignore`.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _MatchWriter:
                 return
 
     def _cut(self, line: str) -> str:
-        """Return a line; a long one is cut to the part around the match."""
+        """Return a line; a long line is cut to the part around the match."""
         line = line.rstrip("\r")
         if len(line) <= MAX_LINE_CHARS:
             return line

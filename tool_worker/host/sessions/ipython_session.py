@@ -1,6 +1,6 @@
 """The session program of IPython: a real kernel, its cells, its pictures (OpenHands 10.5).
 
-Holds: variables live from cell to cell. They are lost only with the kernel, and the model is notified. A cell that
+Holds: variables persist from cell to cell. They are lost only with the kernel; the model is then notified. A cell that
 exceeds its time limit is interrupted; its kernel is killed only if the interrupt has no effect.
 """
 
@@ -129,7 +129,7 @@ class Kernel:
             self._client.kernel_info()
 
     async def _wait_until_ready(self) -> None:
-        """Wait until both channels are connected; earlier messages would be lost."""
+        """Wait until both channels are connected, because earlier messages would be lost."""
         while self.is_alive:
             self._client.kernel_info()
             with suppress(Empty):

@@ -330,7 +330,7 @@ class BashSession:
         self._deliver(state, content.rstrip(), suffix + where, omitted_bytes, facts or {})
 
     def _take_output(self, *, is_final: bool) -> tuple[str, int, str]:
-        """Return the new output, the number of omitted bytes, and a note about the file of a long output."""
+        """Return the new output, the number of omitted bytes, and a note that names the file of a long output."""
         content, omitted_bytes = self._shell.output.take(is_final=is_final)
         where = self._shell.whole_output.note() if omitted_bytes or len(content) > LONG_OUTPUT_BYTES else ""
         if is_final:

@@ -107,7 +107,7 @@ def start_line(
 def end_line(nonce: str, terminal: str) -> bytes:
     """Return the line that makes bash print the end mark; it survives an interrupt that discards the line before it.
 
-    If the shell cannot write the mark any more (its terminal, descriptors or rights are gone), it exits.
+    If the shell can no longer write the mark (its terminal, descriptors or rights are gone), it exits.
     """
     fields = '"$?" "${!-}" "${PWD-}" "${PATH-}"'
     form = f"\\036{nonce}>%s\\037%s\\037%.{FIELD_LIMIT}s\\037%.{FIELD_LIMIT}s\\036"

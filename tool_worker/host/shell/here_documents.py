@@ -1,6 +1,6 @@
-"""Here-documents that a command does not finish: their further lines are typed with `is_input`, as at a terminal.
+"""Here-documents that a command leaves unfinished. Their further lines are typed with `is_input`, as at a terminal.
 
-Holds: a command without an unfinished here-document is not changed. Bash itself decides which ones are finished; this
+Holds: a command without an unfinished here-document is unchanged. Bash itself decides which ones are finished; this
 module only recognises the commands for which bash must be asked.
 """
 

@@ -2,7 +2,7 @@
 
 The whole of a long output is saved in a file of the workspace's temporary directory, for the model to search.
 
-Holds: long output is cut to its head and its tail; plain ASCII is passed on without a look at each character. A short
+Holds: long output is cut to its head and its tail; plain ASCII passes without an inspection of each character. A short
 output creates no file; the size of each file and of all files together is bounded, and the oldest are removed first; a
 write error does not affect the command.
 Does not: remove escape sequences, or outlive the temporary directory.
@@ -49,7 +49,7 @@ class OutputBuffer:
 
         Args:
             is_final: Whether no more output can complete the last character or escape sequence. If False, an incomplete
-                one is kept for the next call.
+                character or sequence is kept for the next call.
         """
         self._drop_excess()
         head = bytes(self._head)

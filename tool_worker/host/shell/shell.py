@@ -4,8 +4,8 @@ Bash is interactive, so an interrupt ends the command and not the shell, and job
 from a socket instead of the terminal: there is no line limit and no echo, and text typed for a program is never run as
 a command. Its own standard error is /dev/null, which hides prompts and traces of our lines.
 
-Holds: one command at a time; output takes bounded memory; a program's output cannot end a command; a bash that does
-not accept commands any more is ended within `UNRESPONSIVE_SECONDS`.
+Holds: one command at a time; output takes bounded memory; a program's output cannot end a command; a bash that no
+longer accepts commands is ended within `UNRESPONSIVE_SECONDS`.
 Does not: survive a command that ends it (`exit`, `exec`, `kill $$`); `on_exit` reports it, and a new shell is a new
 object.
 """
@@ -89,7 +89,7 @@ class Shell:
         state: `IDLE`; `SUBMITTED`: a command was sent; `BEGUN`: the command runs; `ENDED`: bash has exited.
         output: The unreported output.
         whole_output: The whole output of the current command.
-        is_unresponsive: Whether the shell was ended because it did not accept commands any more.
+        is_unresponsive: Whether the shell was ended because it no longer accepted commands.
     """
 
     def __init__(
@@ -171,11 +171,11 @@ class Shell:
         return True
 
     def press(self, key: str) -> None:
-        r"""Press Ctrl and this key, for the running program.
+        r"""Send Ctrl and this key to the running program.
 
-        Ctrl-C is lost if it comes just after one program of the command has ended, or while the next is still a copy of
-        bash before exec; the command then continues. So Ctrl-C is repeated until a program receives it. Ctrl-\ is
-        repeated while the same program still runs, so that no other program receives it.
+        Ctrl-C is lost if it arrives between two programs of the command, or before the next program's exec; the command
+        then continues. So Ctrl-C is repeated until a program receives it. Ctrl-\ is repeated while the same program
+        still runs, so that no other program receives it.
         """
         if key.upper() == "C":
             self._repeats_left = REPEATS
@@ -248,7 +248,7 @@ class Shell:
         self._repeat_for(group, self._press_quit_again, is_handled=is_handled)
 
     def _repeat_for(self, group: int, again: Callable[[], None], *, is_handled: bool) -> None:
-        """Schedule a check whether the group has received the key, unless a program handles the signal itself."""
+        """Schedule a check that the group has received the key, unless a program handles the signal itself."""
         is_signal = self.state == STARTED and termios.tcgetattr(self._slave)[3] & termios.ISIG
         if is_signal and self._repeats_left > 0 and not is_handled:
             self._repeats_left -= 1
@@ -260,12 +260,12 @@ class Shell:
         self._again()
 
     def _press_quit_again(self) -> None:
-        r"""Press Ctrl-\ again if the program that it was meant for still runs."""
+        r"""Press Ctrl-\ again if the same program still runs."""
         if self.state == STARTED and os.tcgetpgrp(self._master) == self._pressed_for:
             self._press_quit()
 
     def _press_interrupt_again(self) -> None:
-        """Press Ctrl-C again if the command still runs, but not the program that it was meant for."""
+        """Press Ctrl-C again if the command still runs with another program."""
         group = os.tcgetpgrp(self._master)
         if group == self._pressed_for == self.pid:
             self._repeats_left -= 2  # fewer repeats: bash itself rarely loses one, and may have a trap
@@ -298,7 +298,7 @@ class Shell:
         self._hang_check.set(now + HANG_CHECK_SECONDS)
 
     def _stdin_target(self) -> str:
-        """Return the file that bash reads: the socket between two commands, also while it prints a prompt."""
+        """Return the file on bash's standard input. Between two commands, it is the socket."""
         try:
             return os.readlink(f"/proc/{self.pid}/fd/0")
         except OSError:
@@ -307,8 +307,7 @@ class Shell:
     def _settle_terminal(self) -> None:
         """Reset the terminal after earlier programs: no echo, no translation, no pending input.
 
-        A key that sends a signal discards no output: it may arrive just after the command has ended, and the output
-        would be the end mark.
+        Keys that send a signal must not discard output, because the output may already be the end mark of the command.
         """
         attributes = termios.tcgetattr(self._slave)
         attributes[0] = (attributes[0] | termios.ICRNL | termios.BRKINT) & ~(termios.IXON | termios.IGNCR)

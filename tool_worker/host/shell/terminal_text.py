@@ -55,7 +55,7 @@ class TooCostly(Exception):
 
 
 class TerminalScreen:
-    """Emulates one screen, and keeps the text that was left above it.
+    """Emulates one screen, and keeps the text that scrolled out above it.
 
     A program that redraws its screen sends the same lines again and again, padded with blanks to 1000 columns. A model
     instead reads the earlier text once and then the last screen, without padding.

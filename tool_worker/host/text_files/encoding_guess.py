@@ -35,7 +35,7 @@ _CYRILLIC = ("cp1251", "koi8_r")
 
 
 def guess_encoding(content: bytes) -> str | None:
-    """Return the name of the codec, or None if no known encoding fits.
+    """Return the name of the codec, or None if no known encoding matches.
 
     Args:
         content: Bytes that are not UTF-8 and have no byte order mark.

@@ -1,12 +1,9 @@
 """The errors of the file editor.
 
-    EditorError                   code, retryable
-    ├── MissingParameterError     a required parameter is missing
-    ├── InvalidParameterError     a parameter has an invalid value
-    ├── FileRejectedError         the file is too large, or not a regular file
-    │   └── NoTextError           the file is binary
-    ├── FileAccessError           the operating system refused: permissions, space, names, ...
-    └── EditRefusedError          the file is fine, the edit is not: no unique match, no history, ...
+    EditorError code, retryable ├── MissingParameterError a required parameter is missing ├── InvalidParameterError a
+    parameter has an invalid value ├── FileRejectedError the file is too large, or not a regular file │ └── NoTextError
+    the file is binary ├── FileAccessError the operating system refused: permissions, space, names, ... └──
+    EditRefusedError the file is usable, the edit is not: no unique match, no history, ...
 
 A model reads the texts, so each names the next step. Wording that models know from OpenHands (openhands-aci) is kept
 verbatim.

@@ -5,7 +5,7 @@ The file holds records, each appended in one write: `push <path bytes> <content 
 
 Holds: at most `versions_per_file` versions of a file and `limit_bytes` over all files. The oldest are dropped first, so
 the rest of a file's history has no gaps. The file is at most twice as large, plus one record.
-Does not: fail an edit because the file cannot be written. The history is then lost with the host.
+Does not: fail an edit if the history's file cannot be written. The history is then lost with the host.
 """
 
 from __future__ import annotations

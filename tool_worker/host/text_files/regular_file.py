@@ -11,7 +11,7 @@ Holds:
     - The format of a picture is detected from its content, not from its name; larger pictures are refused with a hint.
 Does not:
     - Keep hard links (the other names keep the old bytes), extended attributes or ACLs.
-    - fsync: a power failure may lose the last edits, a killed process does not.
+    - fsync: a power failure may lose the last edits, the death of a process does not.
     - Confine paths; the sandbox around the workspace host does.
 """
 
@@ -43,7 +43,7 @@ def find_status(path: str) -> os.stat_result | None:
         The status, or None if there is no file; a broken link counts as no file.
 
     Raises:
-        FileAccessError: the operating system refused (permissions, name too long, links in a circle).
+        FileAccessError: the operating system refused (permissions, name too long, circular links).
     """
     try:
         return os.stat(path)

@@ -1,4 +1,4 @@
-r"""The text of a file, and the details needed to write it back in the file's own format.
+r"""The text of a file, and the properties needed to write it back in the file's own format.
 
 A model sees and edits text whose lines end in `\n`. The file may be UTF-8 or UTF-16 with or without a byte order mark,
 or have a legacy encoding, see `encoding_guess`. Its lines may end in `\n`, `\r\n`, `\r`, or a mixture.

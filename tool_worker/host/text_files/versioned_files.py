@@ -1,6 +1,6 @@
 """Text files of a workspace as tools edit them, and the replaced versions.
 
-`SeenFiles` records the contents that a model has seen, to refuse edits of files that something else has changed since.
+`SeenFiles` records the contents that a model has seen, to refuse edits of files that another program has changed since.
 
 Holds: a change keeps the file's encoding, line breaks and mode, and the bytes of unchanged lines. Written text can be
 read back. Replaced versions can be restored in reverse order. A version is restored only if the file still has the
@@ -26,7 +26,7 @@ class VersionedFiles:
 
     Args:
         max_file_bytes: Larger files are neither read nor written.
-        history: Keeps the versions; None: for the lifetime of this object.
+        history: Keeps the versions; None to keep them in this object.
     """
 
     def __init__(self, *, max_file_bytes: int = 10 * 2**20, history: FileHistory | None = None) -> None:
@@ -136,7 +136,7 @@ class SeenFiles:
             del self._seen[next(iter(self._seen))]
 
     def note_change(self, path: str, content: bytes) -> None:
-        """Record the result of an edit as seen, if the model had seen the file before."""
+        """Record the result of an edit as seen, if the model has seen the file before."""
         if os.path.realpath(path) in self._seen:
             self.note(path, content)
 

@@ -1,6 +1,6 @@
 """The egress proxy: connects a sandbox to the hosts on a list and to nothing else.
 
-Start with: proxy. The descriptor numbers of a new proxy are here, because the code that starts one needs nothing else.
+Start with: proxy. This module has the descriptor numbers of a new proxy, for the code that starts one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts the proxy of a workspace: `python -I -m tool_worker.sandbox.egress <conversation id>`.
 
-Its rules come as JSON on standard input. It serves a listening socket that was created inside the sandbox, which is the
-sandbox's only way to it. Its outgoing connections start in the machine's network.
+Its rules come as JSON on standard input. It serves a listening socket that was created inside the sandbox, through
+which alone programs can reach it. Its outgoing connections use the machine's network.
 
 Holds: it ends exactly when the program at the other end of its control socket ends, which lives as long as the
 workspace's processes. Refusals are reported to that socket and, up to a limit, to its log.

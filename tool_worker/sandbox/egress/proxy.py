@@ -4,8 +4,8 @@ Holds:
     - A name is looked up once, by the proxy, which connects to the exact address that it checked.
     - One request per connection. `h11` parses requests and answers and writes them again, so the other side cannot
       find a second request inside one. Encrypted traffic is forwarded unchanged.
-    - Connections, their silence and their bytes are limited. Silent connections make room for new ones: the oldest
-      without a request, or the longest idle, ends first.
+    - Connections, their silence and their bytes are limited. If there are too many, the oldest connection without a
+      request ends first, or else the longest idle one.
 Does not: inspect encrypted connections. A listed host that serves other sites' content gives access to that, too.
 """
 
@@ -47,7 +47,7 @@ class EgressRules:
         hosts: the allowed hosts. A name must be listed, and all its addresses in use must be in `addresses`.
         connections: maximum number of open connections with a request.
         waiting: maximum number of open connections without a request.
-        idle_seconds: a connection silent for this long makes room for another one when there are too many.
+        idle_seconds: a connection that is silent for this long is ended if there are too many.
         limit_bytes: total of both directions during the life of the host.
         silence_seconds: a connection silent for this long ends.
     """
@@ -89,7 +89,7 @@ class EgressProxy:
         self._bytes = 0
 
     async def serve(self, listener: socket.socket) -> asyncio.Server:
-        """Start serving a listening socket, in whatever network it is."""
+        """Start serving a listening socket of any network namespace."""
         return await asyncio.start_server(self._serve_connection, sock=listener, limit=PIECE_BYTES)
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -376,7 +376,7 @@ def _host_line(target: str) -> bytes:
 
 
 async def _answer(client: _Peer, status: int, why: str) -> None:
-    """The status line also contains the reason, because most programs show only that line."""
+    """Answer a refused request. The status line contains the reason, because most programs show only that line."""
     if client.state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
     reason = why.encode("ascii", "replace")

@@ -2,7 +2,7 @@
 
 The SDK's client asks the server for the newest revision of the protocol that both speak (`server/discover`), and falls
 back to the handshake of the older ones. From revision 2026-07-28 on, a server has no sessions: every request names the
-version and our capabilities, and changes are announced to those who listen for them.
+version and our capabilities, and changes are announced only to clients that listen for them.
 
 Holds: each session has a separate task, because the SDK requires that one task both starts and ends a session. The
 connection knows whether its list of tools may be outdated, even if the server cannot announce changes.

@@ -54,7 +54,7 @@ class AnnouncementListener:
 
 
 class AddressRefused(httpx2.TransportError):
-    """A server's metadata leads a login to an address that its entry does not name."""
+    """A server's metadata directs a login to an address that its entry does not name."""
 
 
 NOT_SENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, AddressRefused)
@@ -66,7 +66,7 @@ class StreamableClient(httpx2.AsyncClient):
     Args:
         call_seconds: The time limit of a call.
         listening: Tracks the stream of announcements.
-        auth: Authenticates requests; None: the headers do.
+        auth: Authenticates requests; None if the headers do.
         may_ask: Returns whether a request of a login may go to an address.
     """
 
@@ -134,7 +134,7 @@ def make_limited_client(
 async def _add_idempotency_key(request: httpx2.Request) -> None:
     """Repeat the key of a call as a header, for proxies and servers that read no `_meta`.
 
-    The agent chooses the call's arguments, so the key is taken from its place in the message and from nowhere else.
+    The agent chooses the call's arguments, so the key is taken only from its own field of the message.
     """
     if request.method == "POST" and KEY_FIELD.encode() in request.content:
         key = (json.loads(request.content).get("params") or {}).get("_meta", {}).get(KEY_FIELD)

@@ -1,7 +1,7 @@
 """Filters an MCP server's messages before the SDK reads them.
 
 Holds: an invalid tool is dropped from its list, and the list is kept. Of many notifications in a second, only the first
-are handled. A server that floods us counts as disconnected.
+are handled. A server that sends too many messages counts as disconnected.
 Does not: drop an answer, or the announcement of changed tools.
 """
 

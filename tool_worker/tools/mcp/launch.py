@@ -6,7 +6,7 @@ Holds: the program sees neither a workspace nor the tool worker's files, and an 
 secrets. Only the environment and its base Python are shown, read-only, and none of it where an agent can write.
 Otherwise an agent could have another directory mounted, or have its own program started as the server.
 Differs: the original runs it in the agent's own sandbox, where every command can read its secrets.
-Does not: show files that a program's arguments name; `read_only` does.
+Does not: show the files named by a program's arguments; `read_only` does.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _find_program(command: str, search_path: str) -> Path | None:
 
 
 def _find_environments(program: Path) -> Iterator[Path]:
-    """Yield the virtual environments of a program: those around it or its links, and that of its shebang line."""
+    """Yield the virtual environments of a program: those around it or its links, and the one in its shebang line."""
     for path in (program, *_find_interpreters(program)):
         for name in _follow_links(path):
             root = name.parent.parent

@@ -106,7 +106,7 @@ async def _write(
     to_session: MemoryObjectSendStream[Any],
     pending: set[Any],
 ) -> None:
-    """Pass the session's messages to the program; if its input is closed, close its output stream, too."""
+    """Pass the session's messages to the program; if its input is closed, also close its output stream."""
     from mcp.types import JSONRPCNotification, JSONRPCRequest
 
     assert process.stdin is not None

@@ -85,7 +85,7 @@ def _make_tool(
 
 
 def _take_images(plain: dict[str, Any]) -> list[str]:
-    """Take the bytes out of the contents of a resource, and return the images among them."""
+    """Remove the bytes from the contents of a resource, and return the images among them."""
     images = []
     for part in plain.get("contents", []):
         content = part.pop("blob", None)
@@ -99,7 +99,7 @@ def _take_images(plain: dict[str, Any]) -> list[str]:
 
 
 def _make_page(arguments: dict[str, Any]) -> PaginatedRequestParams:
-    """Return the cursor alone: the model must not set other fields of the request, such as its `_meta`."""
+    """Return only the cursor, because the model must not set other fields of the request, such as `_meta`."""
     from mcp.types import PaginatedRequestParams
 
     return PaginatedRequestParams.model_validate({"cursor": arguments.get("cursor")})

@@ -3,7 +3,7 @@
 Holds: one connection serves all calls of a worker, and the next call replaces a broken one. A call uses the same
 connection on which its tool was checked. A server's program runs in a separate sandbox, without a workspace, and ends
 with its connection.
-Does not: offer sampling or roots to a server. It may ask the user only in its answer to a call or for a task.
+Does not: offer sampling or roots to a server. It may ask the user only in an answer to a call, or for a task.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class McpServer:
 
     Args:
         launch: Returns how to start its program; called before each start, and only for servers with a program.
-        tokens: Logins at servers; None: there are none.
+        tokens: Logins at servers; None for none.
         connect_limit_seconds: Time limit of the handshake.
 
     Attributes:
@@ -113,7 +113,8 @@ class McpServer:
         Args:
             check: Receives the server's current tools; raises if the call is not allowed.
             meta: The `_meta` of the request: the idempotency key and the trace, for the server's use.
-            responses, state: The answers to the server's questions, and the state that it wants back with them.
+            responses, state: The answers to the server's questions, and the state that must be returned to it with
+                them.
 
         Returns:
             The result, the task that the server made of the call, or its questions.
@@ -165,11 +166,11 @@ class McpServer:
                 self._connection = None
 
     async def request(self, request: Request[Any, Any], result_type: type[ResultT]) -> ResultT:
-        """Send a request that reads something.
+        """Send a read-only request.
 
         Raises:
-            ToolFailed: The server cannot be reached, or answers with something else.
-            MCPError: It refused, or did not answer in time.
+            ToolFailed: The server cannot be reached, or its answer has another type.
+            MCPError: The server refused the request, or did not answer in time.
         """
         from mcp import MCPError
 
@@ -189,15 +190,15 @@ class McpServer:
     async def await_task(
         self, name: str, task_id: str, poll_seconds: float, answered: Sequence[str] = ()
     ) -> CallToolResult | InputRequiredResult:
-        """Poll a task until it has ended or asks something, and return the result of its call or the questions.
+        """Poll a task until it ends or asks questions, and return the call's result or the questions.
 
         Args:
             answered: Names of its questions that have been answered.
 
         Raises:
-            AnswerLost: The server does not know it any more, or was away for too long.
-            ToolFailed: It was cancelled.
-            MCPError: It failed.
+            AnswerLost: The server no longer knows the task, or was unavailable for too long.
+            ToolFailed: The task was cancelled.
+            MCPError: The task failed.
         """
         from mcp import MCPError
         from mcp.types import CallToolResult, ErrorData, InputRequiredResult
@@ -250,7 +251,7 @@ class McpServer:
             raise ToolFailed(text) from error
 
     async def cancel_task(self, task_id: str) -> None:
-        """Ask the server to end a task; it need not. Never raises."""
+        """Ask the server to end a task, which it may ignore. Never raises."""
         from mcp.types import EmptyResult
 
         from tool_worker.tools.mcp.tasks import CancelTask, TaskParams
@@ -264,7 +265,7 @@ class McpServer:
         """Return the state of a task; None while the server cannot be reached.
 
         Raises:
-            AnswerLost: The server does not know it.
+            AnswerLost: The server does not know the task.
         """
         from mcp import MCPError
         from mcp.types import INVALID_PARAMS, METHOD_NOT_FOUND

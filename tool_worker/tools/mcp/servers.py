@@ -4,8 +4,8 @@ Holds: a tool enters a conversation as data, under `<server>/<tool>`, with its d
 hash. If a server changes a tool later, existing conversations keep the old description, and the tool is not called.
 No part of a server's text is hidden from human readers: terminal control characters, characters that reorder a line,
 and invisible characters are escaped.
-Does not: trust a server. Its texts are information for the model; of its hints, only the one that a call may be
-repeated after a crash is used.
+Does not: trust a server. Its texts are information for the model; of its hints, only the one that allows repeating a
+call after a crash is used.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class McpServers:
     """The servers of one tool worker.
 
     Args:
-        tokens: Logins at servers; None: there are none.
+        tokens: Logins at servers; None for none.
         masker: Masks the worker's secrets in reports about failing servers.
         report: Called after the failures of `offered` have changed.
     """
@@ -224,7 +224,7 @@ class _Call:
     context: ToolContext
 
     async def run(self) -> Observation:
-        """Call the tool, unless an earlier worker has done so and the server made a task of it."""
+        """Call the tool, unless an earlier worker called it and the server made a task of the call."""
         from tool_worker.tools.mcp.tasks import CallRecord
 
         if (found := await self.resume()) is not None:
@@ -251,7 +251,7 @@ class _Call:
         return self._ask(record) if record.questions else await self._await_task(record)
 
     async def repeat_answer(self) -> Observation | None:
-        """Answer a task's questions again, which has no second effect; None if this call answers none of a task."""
+        """Answer a task's questions again, which has no second effect; None if this call answers none."""
         asked = await self._load_asked()
         return await self._continue(asked) if asked is not None and asked.task_id else None
 
@@ -344,7 +344,7 @@ class _Call:
         return await self._observe(answer, record)
 
     async def _stop(self, record: CallRecord) -> None:
-        """End the task of a stopped call. If another worker has carried the call on, the task is not ours to end."""
+        """End the task of a stopped call. If another worker has continued the call, that worker owns the task."""
         from tool_worker.tools.mcp.tasks import CallRecord
 
         if self._work is not None:
@@ -357,7 +357,7 @@ class _Call:
             await self._work.forget()
 
     async def _give_up(self, record: CallRecord, reason: object) -> ToolFailed:
-        """End the task of a call that is asked no more; return its error."""
+        """End the task of a call that may ask no further questions; return its error."""
         if record.task_id:
             await self.server.cancel_task(record.task_id)
         return ToolFailed(f"The MCP server {self.server.spec.name} did not complete {self.tool.name}: {reason}.")
@@ -471,7 +471,7 @@ def _clean_question(question: ServerQuestion) -> ServerQuestion:
 
 
 def _clean_strings(part: Any) -> Any:
-    """Return a part of a form with all of its texts clean: the user reads each of them, and none checks arguments."""
+    """Return a part of a form with all of its texts clean, because the user reads each of them."""
     if isinstance(part, dict):
         return {key: _clean_strings(item) for key, item in part.items()}
     if isinstance(part, list):

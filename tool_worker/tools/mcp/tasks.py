@@ -3,7 +3,7 @@
 The extension `io.modelcontextprotocol/tasks` (SEP-2663) of revision 2026-07-28.
 
 Holds: the id of a task is recorded before it is polled for the first time, so that a call whose worker died continues
-with the same task. A server that is away meanwhile is asked again.
+with the same task. If the server is unavailable, the poll is repeated.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TaskState(Result):
 
     Attributes:
         result: The result of the call, once it is completed.
-        error: The error of the protocol in which it failed.
+        error: The protocol's error with which it failed.
         input_requests: The server's questions to the client, by its own names.
     """
 
@@ -93,7 +93,7 @@ class GetTask(Request[TaskParams, Literal["tasks/get"]]):
 
 
 class UpdateTask(Request[UpdateParams, Literal["tasks/update"]]):
-    """Answers what a task has asked for."""
+    """Answers the questions of a task."""
 
     method: Literal["tasks/update"] = "tasks/update"
     name_param = "taskId"
@@ -110,12 +110,12 @@ class CallRecord(BaseModel):
     """The record of a call, for the worker that takes it over, and for the action that continues it.
 
     Attributes:
-        owner: The idempotency key of the action that has written it.
+        owner: The idempotency key of the action that wrote it.
         key: The idempotency key of the call: that of its first action.
         task_id: The task that the server made of it, or empty.
         answered: Names of the questions of the task that have been answered.
         questions: The server's present questions to the user.
-        state: The value that the server wants back with the answers, unchanged.
+        state: The value that must be returned to the server with the answers, unchanged.
         rounds: How often the server has asked.
     """
 
@@ -133,7 +133,7 @@ class CallRecord(BaseModel):
 
     @classmethod
     def parse(cls, text: str | None, *, server: str, owner: str | None) -> CallRecord | None:
-        """Return a record; None if there is none, or it is another server's or another action's.
+        """Return a record; None if it is missing or belongs to another server or action.
 
         Args:
             owner: None for any.
@@ -186,7 +186,7 @@ def parse_questions(requests: Mapping[str, Any], most: int = MAX_QUESTIONS) -> t
     """Return the questions of a server to the user, up to a limit.
 
     Raises:
-        ValueError: It asks for something else, or for too much; the text says what.
+        ValueError: A question is of another kind, or there are too many; the text names the problem.
     """
     if not 0 < len(requests) <= most:
         raise ValueError(f"it asks {len(requests)} questions at once, and at most {most} can be asked now")
@@ -213,10 +213,10 @@ def parse_questions(requests: Mapping[str, Any], most: int = MAX_QUESTIONS) -> t
 
 
 def _check_address(url: str) -> None:
-    """Check that a reader sees where an address leads.
+    """Check that a user can see the target of an address.
 
     Raises:
-        ValueError: They do not; the text says why.
+        ValueError: The target is disguised; the text says how.
     """
     if not url.startswith("https://"):
         raise ValueError("it asks the person to visit an address that is not https")
@@ -236,7 +236,7 @@ def make_responses(questions: Sequence[ServerQuestion], answers: Mapping[str, An
         answers: The values of all forms together, by the names of their fields; None: a bare confirmation.
 
     Raises:
-        ValueError: There are no answers, a field that a form requires is missing, or a value cannot be one of a form.
+        ValueError: There are no answers, a required field is missing, or a value does not fit its form.
     """
     if answers is None:
         raise ValueError("The confirmation has no `answers`; to agree without any values, give {}.")
@@ -269,7 +269,7 @@ async def poll_task(
         answered: Names of the questions that have been answered.
 
     Returns:
-        The state; None if the server was away for too long.
+        The state; None if the server was unavailable for too long.
     """
     loop = asyncio.get_running_loop()
     reached, failures = loop.time(), 0

@@ -2,7 +2,7 @@
 
 Holds: a workspace is measured when its programs have written, when free space has dropped, and at every twelfth check,
 because no counter includes `fallocate`. If a workspace is over its limit and has grown, the programs that wrote are
-killed; if no counter identifies them, the jobs that ran are killed. The host survives, and so does its shell unless
+killed; if no counter identifies them, all background jobs are killed. The host survives, and so does its shell unless
 the shell itself writes. Each measurement and each sweep is bounded; the least recently measured workspace comes first.
 Does not: see processes in another pid namespace's /proc, such as those of some containers, or files in named
 directories. Between two checks, a job can write at the full speed of the disk.

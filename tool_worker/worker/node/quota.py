@@ -64,7 +64,7 @@ class WorkspaceQuota:
         self._measurements: OrderedDict[str, _Measurement] = OrderedDict()
 
     async def stop_excess(self, run: ActionRun, rest: RestOfHostCall) -> HostResult:
-        """Wait for the host, and stop the action if it makes the workspace too large."""
+        """Wait for the host's answer, and stop the action if it makes the workspace too large."""
         acting = asyncio.ensure_future(rest(run))
         watching = asyncio.ensure_future(self.wait_until_exceeded(run.host.conversation_id))
         try:

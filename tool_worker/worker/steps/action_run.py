@@ -31,10 +31,10 @@ class ActionRun:
         attribution: Counts the worker deaths during this action.
         entry: The bytes of the event, without their encryption; empty if they were changed.
         refusal: If given, the answer to the action; the action does not run.
-        work: Record of the work that the action has started elsewhere; None where nothing is recorded.
+        work: Record of the work that the action has started elsewhere; None if nothing is recorded.
         traceparent: Span of the action; None without tracing.
-        is_recorded: Our observation is the one in the log; False also if another worker's is.
-        is_abandoned: It was stopped, and still runs here.
+        is_recorded: Our observation is in the log; False also if another worker's observation is.
+        is_abandoned: The action was stopped, but still runs here.
         action: The action with its long texts in full.
         request: The request to the workspace host.
         result: The reply of the workspace host.
@@ -69,12 +69,12 @@ class ActionRun:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this action apart from a lost one that had the same number."""
+        """Distinguishes this action from a lost one with the same number."""
         return compute_fingerprint(self.action)
 
     @property
     def idempotency_key(self) -> str:
-        """The key under which a tool can take effect once."""
+        """The key with which a tool can avoid a second effect."""
         return make_idempotency_key(self.conversation_id, self.action.id, self.fingerprint)
 
     @property
@@ -90,9 +90,9 @@ RestOfHostCall = Rest[ActionRun, HostResult]
 def compute_fingerprint(action: Action) -> str:
     """Return sixteen hex digits for the kind and the arguments of an action.
 
-    The fingerprint tells apart two actions with the same number, of which the store lost the first. It depends on the
-    content only, not on the delivery: the same command under the same number in the same conversation is the same
-    action, whose result is collected and which does not run a second time.
+    The fingerprint distinguishes two actions with the same number if the store lost the first. It depends only on the
+    content: the same command with the same number in the same conversation is the same action, so it does not run again
+    and its result is used.
     """
     content = {name: value for name, value in action.wire().items() if name not in NOT_CONTENT}
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]

@@ -60,7 +60,7 @@ async def run_on_host(run: ActionRun) -> HostResult:
 
 
 async def pass_variables(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
-    """Add to a request the action's idempotency key, and the secrets that a command names and no others."""
+    """Add to a request the action's idempotency key, and only those secrets that a command names."""
     request, added = run.request, dict[str, object]()
     is_shell = request.tool == "bash" and not request.arguments["is_input"]
     variables = {IDEMPOTENCY_KEY_VARIABLE: run.idempotency_key} if is_shell else {}

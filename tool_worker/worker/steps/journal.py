@@ -1,4 +1,4 @@
-"""Compares a workspace host's journal with the log: the host may have run actions that the store has lost.
+"""Compares a workspace host's journal with the log, because the host may have run actions that the store has lost.
 
 Holds: the comparison is made when a host is attached and after every reconnect to the store. If the host's newest
 action is not in the log, the log records the gap, and no action decided before the gap starts in the workspace.
@@ -28,7 +28,7 @@ LOST_BY_REBOOT = (
 
 
 async def check_journal(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
-    """Answer an action, instead of starting it, if it is outdated or may have run before a reboot.
+    """Answer an action without starting it, if it is outdated or may have run before a reboot.
 
     Raises:
         HostLost: The host does not answer.
@@ -85,7 +85,7 @@ async def _record_gap_if_lost(log: EventLog, run: ActionRun, action_id: int, fin
 
 
 async def _read_fingerprint(log: EventLog, conversation_id: str, action_id: int, *, is_noted: bool) -> str:
-    """Return the fingerprint of an action that an earlier version of Deckhands has dispatched; empty: there is none.
+    """Return the fingerprint of an action that an earlier version of Deckhands dispatched; empty if there is none.
 
     Raises:
         DeckhandsError: the event exists, but cannot be read here.

@@ -1,8 +1,8 @@
 """The running calls of custom tools in this worker, so that they can be stopped.
 
-Holds: a call is notified within a second if it was stopped, or if the log already answers it because its conversation
-was stopped, no matter which worker got the order; a call that waits for work elsewhere, within ten. Coroutines are
-cancelled; threads and remote tasks are asked to stop.
+Holds: a stopped call is notified within a second, or within ten seconds while it waits for work elsewhere. A call
+counts as stopped also if the log already answers it, whichever worker got the order. Coroutines are cancelled; threads
+and remote tasks are asked to stop.
 Does not: append anything; the call was answered when it was stopped.
 """
 
@@ -117,7 +117,7 @@ async def call_offered_tool(
 async def forget_remote_work(run: ActionRun, rest: RestOfAction) -> Observation:
     """Remove the record of work elsewhere once the action has its observation.
 
-    If the observation is another worker's, the record is that worker's, or belongs to the action that continues it.
+    If another worker wrote the observation, the record belongs to that worker or to the action that continues it.
     """
     observation = await rest(run)
     if run.work is not None and run.is_recorded:

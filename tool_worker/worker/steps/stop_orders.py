@@ -1,7 +1,10 @@
-"""Orders to stop actions that have not started: their workspace is still being opened, or another worker got the order.
+"""Orders to stop actions that have not started.
 
-Holds: an action does not start if this worker got the order to stop it, or if another worker had it before and the log
-already answers it. Any other action that the log already answers is stopped after it has run for a second.
+Their workspace is still being opened, or another worker received the order.
+
+Holds: an action does not start if this worker received an order to stop it. Neither does an action that another worker
+had before, if the log already answers it. If the log answers any other action, that action is stopped after it has run
+for a second.
 Does not: stop running actions; the host does.
 """
 
@@ -39,7 +42,7 @@ class StopOrders:
     async def listen(self, run: ActionRun, rest: RestOfAction) -> Observation:
         """Accept stop orders for an action while this worker has it.
 
-        An action that another worker had may already run; then the order reaches it through the host.
+        An action that another worker had may already be running; the order then reaches it through the host.
         """
         key = (run.conversation_id, run.delivery.action_id)
         self._runs[key] = run

@@ -1,7 +1,7 @@
 """Prepares the workspace of an action: fills it from its source, restores it from its checkpoint, opens it.
 
-Holds: an action never runs in a workspace that has lost the writes of earlier actions. If no sandbox confined an
-action, its observation says so.
+Holds: an action never runs in a workspace that lacks the writes of earlier actions. If no sandbox confined an action,
+its observation says so.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
     checkpoints/<conversation>     the latest manifest: every entry of the workspace, files as lists of pieces
     history/<conversation>/<event> manifests by the last event whose effects they contain: the first and the last ones
 
-Where conversations are encrypted, a piece is named by a keyed hash of its content and encrypted with the key of its
-conversation's tenant. A manifest is encrypted, too, and names its pieces beside that, so that `removal` needs no key.
+If conversations are encrypted, a piece is named by a keyed hash of its content and encrypted with the key of its
+conversation's tenant. A manifest is encrypted, too, but lists the names of its pieces in plain text, so that `removal`
+needs no key.
 
 Holds:
     - Files that did not change since the last checkpoint are neither read nor written again.
@@ -14,8 +15,8 @@ Holds:
       checkpoint, either the last or the one before.
     - Restored content is checked against its hash, and stays below the directory.
     - An entry is left out only if it changed while it was read, never because of a failure of the storage or of ours.
-    - The conversations of a tenant share a key, so that equal files of theirs are stored once. No other tenant's pieces
-      have the same names.
+    - The conversations of a tenant share a key, so that equal files of a tenant are stored once. The names of different
+      tenants' pieces differ.
 Does not:
     - Save shells, processes, or files outside of the workspace.
     - Free the space of removed checkpoints; `removal` does.
@@ -111,7 +112,7 @@ class CheckpointCiphers(Protocol):
     """Finds the keys of checkpoints. The calls block.
 
     Raises:
-        CheckpointsUnavailable: from each call: this process does not have the key, or it was deleted.
+        CheckpointsUnavailable: raised by each method: this process does not have the key, or the key was deleted.
     """
 
     def of_conversation(self, conversation_id: str) -> Cipher | None:
@@ -150,7 +151,8 @@ class Checkpoints:
         """Save a workspace.
 
         Args:
-            event: The last event of the log, whose effects are in the files; forks at it or later can start from this.
+            event: The last event of the log whose effects are in the files. Forks at this event or later can start from
+                the checkpoint.
             known: The files of this workspace's last checkpoint in this storage; updated in place.
 
         Raises:
@@ -422,7 +424,7 @@ class Checkpoints:
             return True
 
     def _is_fresh(self, path: str) -> bool:
-        """Return whether a piece exists and is too recent to be dropped as unused meanwhile."""
+        """Return whether a piece exists and is too recent to be dropped as unused."""
         if type(self._files).modified is AbstractFileSystem.modified:
             return self._exists(path)  # this storage reports no times, so nothing is dropped from it
         with self._translate_errors():
@@ -492,7 +494,10 @@ def _name_piece(piece: bytes, cipher: Cipher | None) -> str:
 
 
 def _describe(conversation_id: str) -> str:
-    """Return what the manifest of a conversation is encrypted as: a tenant's conversations share a key."""
+    """Return the description that the encryption binds a conversation's manifest to.
+
+    It is needed because a tenant's conversations share a key.
+    """
     return f"{MANIFEST} of {conversation_id}"
 
 

@@ -119,8 +119,8 @@ class Checkpointing:
             moves: See `has_moved_away`.
 
         Returns:
-            None if the workspace is as expected; else the text that answers the action in place of running it. The same
-            action gets the same answer again, later actions get None. Idempotent.
+            None if the workspace is as expected; else the text that answers the action instead of running it. Another
+            call for the same action returns the same text; later actions get None. Idempotent.
 
         Raises:
             CheckpointsUnavailable: The checkpoint cannot be read or restored now; the next action tries again.
@@ -269,7 +269,7 @@ class Checkpointing:
     async def save_last(self, conversation_id: str) -> None:
         """Save a workspace whose processes have ended, unless it continued on another node. A failure is logged.
 
-        It is saved even without counted changes: other workers of the node may have changed it.
+        It is saved even without counted changes, because other workers of the node may have changed it.
         """
         if self._checkpoints is None or await self.has_moved_away(
             conversation_id, await self._log.count_moves(conversation_id)

@@ -1,7 +1,7 @@
 """Removes checkpoints that are no longer needed: `python -m tool_worker.workspace.checkpoints.removal`, for a job.
 
 It reads one JSON object from standard input: `url`, and optionally the ids to `forget`. It writes one to standard
-output: the `conversations` with checkpoints, how many were `forgotten`, and how many pieces were `dropped`.
+output: the `conversations` with checkpoints, the number of `forgotten` ones, and the number of `dropped` pieces.
 
 Holds: a piece is dropped only if no manifest names it and it is older than `UNUSED_SECONDS`. A checkpoint being saved
 rewrites pieces that are half as old.

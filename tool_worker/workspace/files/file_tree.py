@@ -45,7 +45,7 @@ class TreeEntry:
     """One entry.
 
     Attributes:
-        path: Relative, with `/`; bytes that are not UTF-8 are surrogates.
+        path: Relative, with `/`; bytes that are not UTF-8 become surrogates.
         kind: `directory`, `file` or `link`.
         mode: Permissions without set-user-id, set-group-id and sticky.
         stamp: Changes with the content: the file's device, inode, size, and both times.
@@ -107,7 +107,7 @@ def measure(path: Path, limits: TreeLimits | None = None) -> tuple[int, int]:
 
 
 def is_entry_error(error: OSError) -> bool:
-    """Return whether an error comes from a change of the entry, and not from a lack of resources of the machine."""
+    """Return whether an error comes from a change of the entry, rather than from scarce resources of the machine."""
     return error.errno not in _MACHINE_ERRORS
 
 

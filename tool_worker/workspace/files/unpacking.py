@@ -199,7 +199,7 @@ class Unpacking:
 
 @contextmanager
 def _new_file(directory: int, name: str) -> Iterator[IO[bytes]]:
-    """Yield a new file that gets its name when it is complete: if we are killed before, no file remains.
+    """Yield a new file that gets its name when it is complete: if this process is killed before, no file remains.
 
     If the file system has no unnamed files, the file has its name from the start.
     """

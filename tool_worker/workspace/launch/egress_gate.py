@@ -35,7 +35,7 @@ class EgressGate:
     """The network settings of a node's workspaces, made by its operator.
 
     Attributes:
-        ceiling: Hosts that a workspace may get; None for all hosts and also the machine's whole network.
+        ceiling: Hosts that a workspace may reach; None for all hosts, including the machine's whole network.
         private: Reachable networks that are not public, in the format of `AddressRules.parse`.
         limit_bytes: Limit of one workspace's traffic, both directions together.
     """
@@ -48,7 +48,7 @@ class EgressGate:
         """Check that this node allows the requested access.
 
         Raises:
-            EgressRefused: It does not; the text names the host and the setting.
+            EgressRefused: The node does not allow it; the text names the host and the setting.
         """
         allow = tuple(allow)
         if allow and not is_confined:

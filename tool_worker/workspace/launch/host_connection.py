@@ -137,8 +137,8 @@ class HostConnection:
 
         Raises:
             HostRefused: The host did not start the action.
-            HostLost: The connection broke, or the host stopped answering; the next host knows whether the action
-                started.
+            HostLost: The connection broke, or the host stopped answering; the next host's journal shows whether the
+                action started.
         """
         request = {"op": "run", "action_id": action_id, "tool": tool, "arguments": dict(arguments)}
         request |= {"may_repeat": may_repeat, "fingerprint": fingerprint}
@@ -177,7 +177,7 @@ class HostConnection:
         """End the host if it is idle; return whether it is ending.
 
         Args:
-            may_kill: Whether a host with background jobs counts as idle; one with an action in progress never does.
+            may_kill: Whether a host with background jobs counts as idle; a host with an action in progress never does.
 
         Raises:
             HostLost: See `run`.

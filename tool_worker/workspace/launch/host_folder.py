@@ -65,7 +65,7 @@ class Binding:
         return self.path != str(own)
 
     def check_spec(self, spec: WorkspaceSpec) -> None:
-        """Check that a specification fits this binding; no path, no image and the sandbox `auto` fit every one.
+        """Check that a specification fits this binding; no path, no image and the sandbox `auto` fit every binding.
 
         Raises:
             WorkspaceConflict: The workspace was first opened with another specification.

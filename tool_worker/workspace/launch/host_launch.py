@@ -116,8 +116,8 @@ def limit_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: 
 async def limit_while_starting(bound: Callable[[], None]) -> AsyncIterator[None]:
     """Limit a host in the background while it starts, so that little work is left once it has answered.
 
-    Not immediately: inside a group, a start costs up to a third more CPU. Processes started meanwhile may be missed,
-    and errors are ignored, so the host must be limited again once it has answered.
+    This waits a little, because a start inside a group costs up to a third more CPU. Processes started meanwhile may be
+    missed, and errors are ignored, so the host must be limited again once it has answered.
     """
 
     async def begin() -> None:

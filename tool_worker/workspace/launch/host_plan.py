@@ -44,7 +44,7 @@ class HostPlans:
         root: Directory of the node's workspaces.
         has_control_groups: Whether the kernel limits all programs of a workspace together.
 
-    The others: see `Workspaces`.
+    For the other arguments, see `Workspaces`.
     """
 
     root: Path

@@ -54,7 +54,7 @@ class VerifiedSandboxes:
             return self._verified[name]
 
     def get_unverified(self, name: str) -> Sandbox:
-        """Return a sandbox without a test, for workspaces that already run in it: a node may end but not start them."""
+        """Return a sandbox without a test, to end workspaces that already run in it."""
         return self._known[name]
 
     def choose_image(self, sandbox: Sandbox, wanted: str) -> str:

@@ -1,7 +1,7 @@
 """The changes in a workspace since its original state, as a patch for `git apply`.
 
-Holds: a patch and its memory use are limited. Files that do not fit are left out, the largest first, and listed; they
-are not stored. No program of the workspace can change the original state.
+Holds: a patch and its memory use are limited. Files that do not fit are left out, the largest first, and listed; their
+content is not stored. No program of the workspace can change the original state.
 Does not: compare more than git does: ignored files are left out, and nested repositories are not entered.
 """
 
@@ -73,7 +73,7 @@ class Patch:
     """The changes of a workspace.
 
     Attributes:
-        left_out: Changed files that are not in the patch because it would be too large.
+        left_out: Changed files that were left out because the patch would be too large.
     """
 
     content: bytes
@@ -262,7 +262,8 @@ def _write(path: Path, content: bytes) -> None:
 def _make_readable(directory: Path, scratch: Path) -> Path:
     """Return a directory with the workspace's files that our confined programs can read.
 
-    If we are root, containers work as another user, whose files a confined root cannot read; then it is a copy.
+    If we are root, containers run as another user, whose files a confined root cannot read; the directory is then a
+    copy.
     """
     if os.geteuid() != 0 or directory.stat().st_uid == 0:
         return directory

@@ -3,8 +3,8 @@
 A program that may reach some hosts, such as a clone or an MCP server's program, gets an egress proxy.
 
 Holds: the program sees only the given directories of the machine. It ends, with all its child processes, at its time
-limit, when the task that waits for it is cancelled, and with the tool worker. The proxy runs before the program starts,
-and ends with its connection or with the tool worker.
+limit, with the tool worker, or when the waiting task is cancelled. The proxy runs before the program starts, and ends
+with its connection or with the tool worker.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ProgramEgress:
 
 
 def make_proxied_command(sandbox: Sandbox, address: Path, program: Sequence[str]) -> list[str]:
-    """Return a command line that connects a program to the proxy by a socket, and then executes the program."""
+    """Return a command line that sets up the connection to the proxy by a socket, and then executes the program."""
     leader = f"{sandbox.code_root}/tool_worker/host/egress_launcher.py"
     return [find_interpreter(), "-I", "-S", leader, str(EGRESS_PORT), str(address), *program]
 

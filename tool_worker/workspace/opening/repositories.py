@@ -1,6 +1,6 @@
 """Git operations of a tool worker: clones a workspace's source, and keeps its original state for comparisons.
 
-Of the tool worker's own machine, the repositories below the directories set by its operator may be cloned.
+On the tool worker's own machine, only repositories below the operator's configured directories may be cloned.
 
 Holds:
     - Git runs in the node's sandbox, and only with our configuration: no hooks, no helpers, no submodules, and only the
@@ -9,8 +9,8 @@ Holds:
       other way. The host's own messages are not repeated.
     - A password reaches git in its environment, and is offered only to its own host.
     - The original state is kept outside of the workspace, where no program of the workspace can change it.
-    - A path leads below such a directory without any link, as the kernel resolves it. Nothing below the node's own
-      directory is given out. For a path that may not be cloned, the answer does not reveal whether it exists.
+    - A local path is below such a directory and contains no link, as the kernel resolves it. Nothing below the node's
+      own directory can be cloned. For a forbidden path, the answer does not reveal whether the path exists.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RepositoryRoots:
             node_dir: Directory of this node's workspaces.
 
         Raises:
-            SourceUnusable: It may not be cloned, or does not exist.
+            SourceUnusable: The repository may not be cloned, or does not exist.
         """
         parts = urlsplit(url)
         path = Path(parts.path)
@@ -179,7 +179,7 @@ class SandboxedGit:
             local: The repository, or the bundle, on this machine that the source means.
 
         Raises:
-            SourceUnusable: Git fails, or the address may not be reached; the text gives the reason.
+            SourceUnusable: Git fails, or access to the address is not allowed; the text gives the reason.
             WorkspaceTooLarge: The repository exceeds the limits.
             WorkspaceUnavailable: The clone took too long.
         """
