@@ -1,9 +1,10 @@
 """Run an ingress worker, a jobs worker and a beat in one process: `python -m deckhands.services`.
 
-On one machine this saves the memory of two processes. `deckhands ingress`, `jobs` and `beat` run each by itself.
+On one machine this saves the memory of two processes. `deckhands ingress`, `jobs` and `beat` run each in its own
+process.
 
-Holds: each has its own Celery application, queue, limits and event loop. If a worker ends, all end, and the process
-that supervises them starts all again. A beat that fails starts again by itself.
+Holds: each has its own Celery application, queue, limits and event loop. If a worker ends, all end, and their
+supervisor restarts all. A failed beat restarts by itself.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ PLAIN_VARIABLES = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
 
 
 def is_sandbox_name(name: str) -> bool:
-    """Return whether tool workers may have a sandbox of this name: ours, or one of a package that resembles none."""
+    """Return whether tool workers may have a sandbox with this name: ours, or one of a package with a distinct name."""
     if name in SANDBOXES:
         return True
     from broker.contract import SANDBOX_PATTERN  # late: it imports pydantic, and most commands need neither
@@ -35,7 +35,7 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, othe
     """Add the values of `.env` and `deckhands.toml` to this process' environment, and return the notices to print.
 
     Args:
-        others: variables that are taken from `.env` besides our own.
+        others: variables to read from `.env` in addition to our own.
 
     Raises:
         UsageError: a file cannot be read or is invalid.
@@ -55,7 +55,7 @@ def read_plain_environment(env: Mapping[str, str] = os.environ) -> dict[str, str
 
 
 def takes_colour(env: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a terminal takes colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
+    """Return whether a terminal supports colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
     return not env.get("NO_COLOR") and can_redraw(env)
 
 
@@ -70,8 +70,8 @@ class CliSettings:
 
     Attributes:
         url: the store named by DECKHANDS_URL or DECKHANDS_URL_FILE; None if none is named.
-        archive: the place of archived conversations; empty: none.
-        api_key: of a server; empty: none.
+        archive: the location of archived conversations; empty for none.
+        api_key: the API key for a server; empty for none.
         home: the directory of embedded clusters and runs.
         model: the model named by the environment; None if none is named.
         has_profiles: whether a file of model profiles is named, which may name the model.

@@ -1,6 +1,6 @@
 """Start an evaluation in a detached process that outlives this command, or follow such a process.
 
-`--redo`: repeat finished attempts.
+It also interprets `--redo`, which repeats finished attempts.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str,
 def start_in_background(
     directory: Path, what: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Start a verb of `deckhands` that drives a run, and return its pid.
+    """Start a command of `deckhands` that drives a run, and return its pid.
 
     It has its own session, so it outlives the terminal; it writes to `driver.log` in the directory.
 
     Args:
         what: the kind of run, for the error.
-        environment: the environment of the command; None: that of this process.
+        environment: the environment of the command; None for that of this process.
 
     Raises:
-        UsageError: it ended at once; has the reason. If it was killed, no error is raised: it can be restarted.
+        UsageError: the command ended at once; the text has the reason. Not raised if it was killed, because it can be
+            restarted.
     """
     log = directory / LOG
     with log.open("ab") as out:
@@ -113,7 +114,7 @@ def check_redo(redo: Iterable[str], instances: Iterable[Instance]) -> None:
     """Refuse a word that is neither an outcome nor an instance.
 
     Raises:
-        UsageError: there is such a word; names it.
+        UsageError: a word is neither; the text names it.
     """
     known = {*OUTCOMES, *(one.id for one in instances)}
     for what in redo:

@@ -43,12 +43,12 @@ class EvaluationRequest(BaseModel):
 
     Attributes:
         dataset: empty for siblings that only a critic scores.
-        critic: the model that judges attempts; empty: none.
+        critic: the model that judges attempts; empty for none.
         scorers: functions that score attempts, as `FILE.py@FUNCTION` with absolute paths.
-        origin: the conversation and the event that attempts are forks of; empty: they are not forks.
-        tenant: the owner of its conversations; empty: no tenant.
+        origin: the conversation and the event from which attempts are forked; empty if they are no forks.
+        tenant: the tenant of its conversations; empty for none.
         network: whether the commands of agents reach the network.
-        home: the evaluation whose private cluster has the origin; empty: its own.
+        home: the evaluation whose private cluster has the origin; empty for this one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -120,7 +120,7 @@ def load_request(directory: Path) -> EvaluationRequest:
     """Return the request of an evaluation.
 
     Raises:
-        UsageError: the directory has none.
+        UsageError: the directory contains no request.
     """
     path = directory / REQUEST
     try:
@@ -142,7 +142,7 @@ def write_scripts(directory: Path, instances: Sequence[Instance]) -> Path:
     """Write the scripts of the scripted model, and return their directory. Workers may be reading existing scripts.
 
     Raises:
-        UsageError: an instance comes without a script.
+        UsageError: an instance has no script.
     """
     without = [one.id for one in instances if not one.turns]
     if without:

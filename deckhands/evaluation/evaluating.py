@@ -66,20 +66,21 @@ async def evaluate_async(
 ) -> dict[str, Any]:
     """Evaluate models on a dataset, and return the summary when every attempt has ended.
 
-    Idempotent: results in `out` are kept. Other arguments mean the same as the options of `deckhands eval run`.
+    Idempotent: results in `out` are kept. The other arguments correspond to the options of `deckhands eval run`.
 
     Args:
         dataset: a name as for the command, or rows of our own format; paths in them are relative to `out`.
-        attempts: None: 1, or the epochs of an inspect task.
-        limits: the limits of each attempt; tokens cannot be limited here. None: `Limits()`, or an inspect task's.
-        cluster: the URL of a store; None: the running cluster, or a private one.
+        attempts: the attempts for each instance and model; None for 1, or for the epochs of an inspect task.
+        limits: the limits of each attempt; tokens cannot be limited here. None for `Limits()`, or for those of an
+            inspect task.
+        cluster: the URL of a store; None for the running cluster, or a private one if none is running.
         on_row: called with each result as soon as it is written; not for earlier results.
 
     Returns:
         The content of `summary.json`: `{"models": {MODEL: figures}}`.
 
     Raises:
-        UsageError: an argument cannot be used; nothing was started. Or another program runs the evaluation in `out`.
+        UsageError: an argument is invalid, or another program runs the evaluation in `out`; nothing was started.
         StoreError: the cluster cannot be reached; call it again.
     """
     directory = Path(out)

@@ -1,7 +1,7 @@
 """An evaluation on a cluster: each attempt is a conversation, and each check another one.
 
-Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds the attempts that
-were started. Nothing is started twice, and workers' progress between two calls counts. An attempt ends with exactly one
+Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds the started
+attempts. Nothing is started twice, and the workers' progress between two calls counts. An attempt ends with exactly one
 row. Failures of the infrastructure are retried and never scored.
 Does not: keep state in memory that is not in the store or in the evaluation's directory.
 """
@@ -100,7 +100,7 @@ class UnreadableFiles(Exception):
 
 
 class Evaluation:
-    """Runs a plan, or the rest of it."""
+    """Runs a plan, or its remaining attempts."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Evaluation:
         """Describe an evaluation.
 
         Args:
-            may_start: asked before the next attempt of the plan starts; while it says no, no attempt starts.
+            may_start: called before each attempt of the plan; no attempt starts while it returns False.
         """
         self._client = client
         self._driver = Driver(
@@ -171,7 +171,7 @@ class Evaluation:
         """Start an attempt, or find the started one; wait for it and score it.
 
         Raises:
-            Infrastructure: the result says nothing about the agent.
+            InfrastructureFailed: the attempt has no result of the agent.
         """
         one.phase = "begins"
         one.seen = ConversationProgress()
@@ -290,7 +290,7 @@ class Evaluation:
                 await asyncio.sleep(refused.retry_after_seconds * (0.5 + draw_jitter()))
 
     async def _wait_for_attempt(self, one: AttemptInFlight) -> End:
-        """Wait for the end of an attempt; if its set-up fails, stop it: its agent would work in vain."""
+        """Wait for the end of an attempt; if its set-up fails, stop it, because its agent would work in vain."""
         if one.attempt.instance.setup is None:
             return await self._wait_for_end(one.conversation_id, one.seen)
         guard = asyncio.create_task(self._stop_after_failed_setup(one.conversation_id, one.seen))
@@ -317,7 +317,7 @@ class Evaluation:
         """Wait for the end of a conversation; a paused one is held by a user and has not ended.
 
         Raises:
-            Infrastructure: it cannot be read any more.
+            InfrastructureFailed: the conversation can no longer be read.
         """
         try:
             end = await self._client.watcher.wait(conversation_id, until=Until.RESULT, progress=seen)
@@ -393,7 +393,7 @@ class Evaluation:
         return row
 
     async def _score_answer(self, one: AttemptInFlight, settled: End) -> AttemptRow | None:
-        """Score the agent's final message; None: the message does not decide the score."""
+        """Score the agent's final message; None if the message does not decide the score."""
         instance, said = one.attempt.instance, settled.summary.message
         if instance.judge is not None:
             try:
@@ -412,8 +412,8 @@ class Evaluation:
         """Return the final files of an agent's workspace.
 
         Raises:
-            TooLarge: more than any solution needs; the agent caused that, so it is scored.
-            Infrastructure: it cannot be read.
+            TooLarge: there are more files than any solution needs. The agent caused this, so the attempt is scored.
+            InfrastructureFailed: the workspace cannot be read.
         """
         is_wanted = partial(may_count, begun_with=begun_with)
         with tempfile.TemporaryDirectory() as folder:
@@ -457,7 +457,7 @@ class Evaluation:
         return row if rewards is None else _add_rewards(row, rewards)
 
     async def _run_setup_alone(self, one: AttemptInFlight, row: AttemptRow, tree: Tree) -> AttemptRow:
-        """Run the set-up as in a check, but without the agent's work: if it fails, too, the agent has no part in it.
+        """Run the set-up as in a check, but without the agent's work: if it fails as well, the agent is not the cause.
 
         It runs once for all attempts at an instance in the same round. Idempotent.
         """
@@ -476,7 +476,7 @@ class Evaluation:
     async def _run_in_check(
         self, instance: Instance, key: str, command: str, tree: Tree, failures: list[str], *, what: str = "Check"
     ) -> End | None:
-        """Run a command as a check; None: the infrastructure failed too often, and `failures` has the codes."""
+        """Run a command as a check; None if the infrastructure failed too often. `failures` gets the codes."""
         workspace, upload = await _pack(tree, network=False, image=instance.image)
         goal = GoalSpec(check=command, max_refusals=0, timeout_seconds=CHECK_SECONDS)
         agent = AgentSpec(name="CheckAgent", llm=LLMSpec(), goal=goal)

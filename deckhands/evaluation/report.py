@@ -74,7 +74,7 @@ def render_html(
 
 
 def explain(row: AttemptRow) -> str:
-    """Return why an attempt is not resolved, in a line; empty: it is."""
+    """Return, in one line, why an attempt is not resolved; empty if it is."""
     if row.outcome == "resolved":
         return ""
     lines = [line.strip() for line in row.evidence.splitlines() if line.strip() and find_rewards(line) is None]
@@ -230,7 +230,7 @@ def _filter(label: str, names: Mapping[str, str], *, is_any: bool = False) -> st
     """Return check boxes for the classes of table rows, and the style that hides rows.
 
     Args:
-        is_any: a row can have several of the classes, or none: a box that is checked hides the rows without its class.
+        is_any: a row can have any number of the classes, so a checked box hides the rows without its class.
     """
     if len(names) < (1 if is_any else 2):
         return ""

@@ -2,7 +2,7 @@
 
     {"reward": 0.5, "metrics": {"speed": 3.2}, "steps": [0, 0.5], "resolved": false, "explanation": "half of it"}
 
-Holds: all of them are finite numbers; they are never rounded to right or wrong.
+Holds: rewards are finite numbers, and are never rounded to right or wrong.
 Does not: bound rewards; most datasets use 0 to 1, where 1 is right.
 """
 
@@ -23,10 +23,10 @@ class Rewards:
     """The rewards of an attempt.
 
     Attributes:
-        reward: the whole attempt's; None: there is none.
+        reward: the reward of the whole attempt; None if there is none.
         metrics: further numbers, by name.
-        steps: one for each step of the agent, in order; empty: none.
-        resolved: whether the attempt is right; None: it is if the reward is at least 1.
+        steps: one for each step of the agent, in order; empty for none.
+        resolved: whether the attempt is right; None if the reward decides, which must then be at least 1.
     """
 
     reward: float | None = None
@@ -45,7 +45,7 @@ def parse_rewards(value: object) -> Rewards:
     """Return the rewards that a value states: true or false, a number, or a mapping as above.
 
     Raises:
-        ValueError: it is none of them; has the reason.
+        ValueError: the value has none of these forms; the text has the reason.
     """
     if isinstance(value, Rewards):
         value = {
@@ -78,7 +78,7 @@ def parse_rewards(value: object) -> Rewards:
 
 
 def find_rewards(output: str) -> Rewards | None:
-    """Return the rewards in the last line of a check's output; None: it has none."""
+    """Return the rewards in the last line of a check's output; None if it has none."""
     last = output.rstrip().rpartition("\n")[2].strip()
     if not last.startswith("{") or len(last) > MAX_LINE_CHARS:
         return None

@@ -46,7 +46,7 @@ PRICED_MODELS = "DECKHANDS_PRICED_MODELS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """The tuning options of an evaluation command; None: the value of an earlier command, or the default."""
+    """The tuning options of an evaluation command; None for the value of an earlier command, or the default."""
 
     at_once: int | None
     budget: float | None
@@ -72,10 +72,10 @@ class Tuning:
             StoppingCriterion.parse(self.until, models)
 
     def find_obstacle(self, asked: EvaluationRequest) -> str:
-        """Return a note that the stopping criterion can never be met; empty: it can be, or there is none.
+        """Return a note that the stopping criterion can never be met; empty if it can, or if there is no criterion.
 
         Raises:
-            UsageError: it is not a criterion.
+            UsageError: the text is not a criterion.
         """
         if not self.until:
             return ""
@@ -120,16 +120,16 @@ def run_evaluation(
     as_json: bool | None,
     on_finished: Callable[[Path], None],
 ) -> int:
-    """Run an evaluation, or the rest of it, and return the exit code.
+    """Run an evaluation, or its remaining attempts, and return the exit code.
 
     Args:
-        as_json: how to print the summary; None: not at all.
+        as_json: whether to print the summary as JSON; None not to print it.
         follows: if another command runs it, show the progress until that command ends.
         on_finished: called with the directory once its summary is written.
 
     Raises:
         BeingWritten: another command runs it.
-        UsageError, StoreError: it cannot be run.
+        UsageError, StoreError: the evaluation cannot be run.
     """
     plan = build_plan(directory, asked, tuning)
     place, settings = asked.home or asked.name, CliSettings.from_env()
@@ -213,7 +213,7 @@ def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _render_score(figures: Mapping[str, Any]) -> str:
-    """Return pass@1 with its interval; without attempts that count, there is none."""
+    """Return pass@1 with its interval, if any attempt counts."""
     if "pass@1" not in figures:
         return "no score"
     return f"pass@1 {figures['pass@1']:.1%} ({format_interval(figures['pass@1_interval'])})"

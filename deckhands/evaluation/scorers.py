@@ -7,8 +7,8 @@ An installed module is named as `package.module@function`.
 
 `is_same` compares an answer with the expected one: as normalized text, as a number, or as a list.
 
-Holds: a scorer runs in the evaluating process, not on a worker, and sees no hidden file. An error of a scorer is no
-result of the agent.
+Holds: a scorer runs in the evaluating process, not on a worker, and sees no hidden file. An error of a scorer does not
+count as a result of the agent.
 Does not: isolate the scorer. It must not run or import files of an attempt.
 """
 
@@ -44,8 +44,8 @@ class AttemptToScore:
     Attributes:
         number: of the attempt, from 1.
         message: the agent's last message.
-        outcome: `resolved` or `unresolved`, by the check or the answer; empty: neither decides.
-        reward: of the check; None: it gave none.
+        outcome: `resolved` or `unresolved`, by the check or the answer; empty if neither decides.
+        reward: the reward from the check; None if it gave none.
         files: the final files of the workspace, without those that do not count.
         turns: the messages, replies, tool calls and results, in order.
     """
@@ -73,7 +73,7 @@ class AttemptToScore:
 
 @dataclass(frozen=True, slots=True)
 class PythonScorer:
-    """A scorer; `name` is that of its function."""
+    """A scorer; `name` is the name of its function."""
 
     name: str
     function: Callable[[AttemptToScore], Any]
@@ -82,7 +82,7 @@ class PythonScorer:
         """Score an attempt; its reward is also a metric with the scorer's name.
 
         Raises:
-            ScorerFailed: the function fails, takes too long, or returns something else than rewards.
+            ScorerFailed: the function fails, takes too long, or does not return rewards.
         """
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
@@ -101,7 +101,7 @@ def to_absolute_scorer(name: str) -> str:
     """Return the name of a scorer, independent of the working directory.
 
     Raises:
-        UsageError: it is not a name.
+        UsageError: the text is not the name of a scorer.
     """
     path, _, function = name.rpartition("@")
     if not path or not function.isidentifier():
@@ -175,7 +175,7 @@ def is_same(given: str, expected: str) -> bool:
 
     If a number is expected, the answer is compared as a number, without unit signs and thousands separators. A list
     separated by commas or semicolons is compared element by element. Other text is compared without case, articles,
-    punctuation and spaces, unless nothing is left then.
+    punctuation and spaces, unless only these remain.
     """
     if _ONE_NUMBER.fullmatch(expected.strip()) and (number := _number(expected)) is not None:
         return _number(given) == number
@@ -200,6 +200,6 @@ def _normalize(text: str) -> str:
 
 
 def _strip_articles(text: str) -> str:
-    """Return a text without articles, and without punctuation unless nothing is left then."""
+    """Return a text without articles, and without punctuation unless only punctuation remains."""
     lowered = "".join(text.lower().split())
     return "".join(char for char in lowered if char not in string.punctuation) or lowered

@@ -1,15 +1,15 @@
-"""Score an attempt: apply the agent's changes in a fresh workspace, with the hidden files laid over them.
+"""Score an attempt: apply the agent's changes in a fresh workspace, with the hidden files added on top.
 
-If the set-up of an attempt failed, the log of its conversation shows it.
+It also finds a failed set-up of an attempt in the log of its conversation.
 
-Holds: files that an agent leaves behind cannot decide its own score. A check runs in another workspace, which has the
-instance's files, the agent's changes that count, and the hidden files, laid over last. Files that change how programs
-start or how tests are found do not count: they are left out and named in the evidence. `check_programs` defines how
-tests run. Only the command with which the environment ran the script before the agent's first step counts, and its
-result. An agent cannot write either.
+Holds: files that an agent leaves behind cannot decide its own score. A check runs in another workspace with the
+instance's files, the agent's changes that count and, added last, the hidden files. Files that change how programs start
+or how tests are found do not count: they are left out and named in the evidence. `check_programs` defines how tests
+run. For a failed set-up, only the environment's command before the agent's first step counts, and its result. An agent
+can write neither.
 Does not: judge whether the work is honest; code that recognises the hidden tests by their behaviour can pass them. A
-check that is a command decides by its exit code, so code under test that ends its process with 0 can pass it. It does
-not find a set-up that fails only in the check; `Evaluation` runs that one without the agent's work.
+check that is a command decides by its exit code, so code under test that ends its process with 0 can pass it. Neither
+does it find a set-up that fails only in the check; for that, `Evaluation` runs the set-up without the agent's work.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def compute_work(begun_with: Tree, found: Tree, hidden: Tree, check: str = "") -
 
     Args:
         found: the files of its workspace at the end.
-        hidden: the files to be laid over; a new file below a directory of hidden ones does not count either.
-        check: the deciding command; a new module of a name that it runs by `-m` does not count.
+        hidden: the files to add on top. A new file below a directory of hidden files does not count either.
+        check: the deciding command; a new module that it would run by `-m` does not count.
     """
     runs = TEST_MODULES | set(re.findall(r"-m\s*([A-Za-z_]\w*)", check))
     hidden_folders = {path.parts[0] for path in map(PurePosixPath, hidden) if len(path.parts) > 1}
@@ -152,7 +152,7 @@ def _is_never_work(path: PurePosixPath, begun_with: Tree, runs: AbstractSet[str]
 
 
 def _is_new_module(path: PurePosixPath, begun_with: Tree, names: AbstractSet[str], depth: int) -> bool:
-    """Return whether a file belongs to a module of one of these names that is not in the instance's own files."""
+    """Return whether a file belongs to a module with one of these names that the instance's own files lack."""
     above, top = path.parts[:depth], path.parts[depth].partition(".")[0]
     return (
         path.suffix in IMPORTABLE
@@ -170,7 +170,7 @@ def _sets_pytest(path: PurePosixPath, old: TreeFile | None, new: TreeFile | None
 
 
 def _pytest_settings(file: TreeFile | None) -> object:
-    """Return the settings of pytest; None: there are none.
+    """Return the settings of pytest; None if there are none.
 
     Invalid TOML, or one that is slow to parse, is assumed to have settings.
     """
@@ -199,7 +199,7 @@ class FailedSetup:
 
     @classmethod
     def of(cls, answer: Observation) -> FailedSetup | None:
-        """Return how a command failed; None: it succeeded."""
+        """Return how a command failed; None if it succeeded."""
         if not isinstance(answer, CmdOutputObservation):
             return cls(NO_EXIT_CODE, answer.content)
         if answer.exit_code == 0:
@@ -212,13 +212,13 @@ class FailedSetup:
 
 
 def find_failed_setup(events: Sequence[Event]) -> FailedSetup | None:
-    """Return how the set-up before the agent's first step failed; None: it did not, or has no known end."""
+    """Return how the set-up before the agent's first step failed; None if it did not fail, or if its end is unknown."""
     answer = find_setup_answer(events)
     return None if answer is None or isinstance(answer, OutcomeUnknownObservation) else FailedSetup.of(answer)
 
 
 def find_setup_answer(events: Sequence[Event]) -> Observation | None:
-    """Return the result of the set-up before the agent's first step; None: it has none."""
+    """Return the result of the set-up before the agent's first step; None if it has none."""
     for event in events:
         if isinstance(event, CmdRunAction) and event.source is EventSource.ENVIRONMENT and event.command == COMMAND:
             return next((one for one in events if isinstance(one, Observation) and one.cause == event.id), None)
@@ -226,12 +226,12 @@ def find_setup_answer(events: Sequence[Event]) -> Observation | None:
 
 
 def find_check_answer(events: Sequence[Event]) -> CmdOutputObservation | None:
-    """Return the result of the command of a check; None: it has none."""
+    """Return the result of the command of a check; None if it has none."""
     return next((event for event in reversed(events) if isinstance(event, CmdOutputObservation)), None)
 
 
 def may_have_failed(answer: CmdOutputObservation) -> bool:
-    """Return whether the set-up may be why a check failed: the check says so, or did not end."""
+    """Return whether the set-up may have made a check fail: the check reports this, or did not end."""
     return answer.exit_code < 0 or _find_last_line(answer) is not None
 
 

@@ -1,8 +1,8 @@
-"""Siblings: several endings of one conversation from an event in its middle, compared, and the best of them.
+"""Siblings: alternative continuations of one conversation from an event on. They are compared, and the best is chosen.
 
 Holds: a sibling's cost excludes the events shared with its origin. Among correct siblings, the
 best has the highest score of the critic, then the lowest cost, then the fewest steps.
-Does not: choose if no sibling is correct: then there is no best one.
+Does not: choose a best sibling if none is correct.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SharedHistory:
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> SharedHistory:
-        """Compute it from the events that siblings start with; no events: they share nothing."""
+        """Compute the shared usage from the events that siblings start with, which may be none."""
         if not events:
             return cls(0, 0.0, 0, 0, 0)
         found = summarize(events)
@@ -51,7 +51,7 @@ async def compute_shared(client: Client, point: ForkPoint) -> tuple[Conversation
     """Return the first event of the origin, and the part that its siblings share.
 
     Raises:
-        UnknownConversation, UsageError: there is no such event.
+        UnknownConversation, UsageError: the conversation or the event does not exist.
     """
     events = point.events_until(await client.events(point.conversation_id, is_whole=True))
     created = events[0]
@@ -70,9 +70,9 @@ class Scoring:
 
     Attributes:
         of: the directory of the evaluation that has the origin as an attempt: they are scored like that attempt.
-        check: a command in the workspace of each; `hidden`: files for it.
-        critic: a model that judges them; empty: none.
-        tenant: their tenant; empty: that evaluation's, or else the origin's.
+        check: a command in the workspace of each; `hidden` has files for it.
+        critic: a model that judges them; empty for none.
+        tenant: their tenant; empty for that of the evaluation, or else of the origin.
     """
 
     of: Path | None = None
@@ -82,7 +82,7 @@ class Scoring:
     tenant: str = ""
 
     def require_clear(self) -> None:
-        """Raise UsageError if it is not clear how siblings are scored."""
+        """Raise UsageError unless exactly one way to score siblings is given."""
         if self.of is not None and self.check is not None:
             raise UsageError(
                 "It is not clear how siblings are scored.", remedy="Name either --of DIR or --check COMMAND."
@@ -103,10 +103,11 @@ def build_request(text: str, models: Sequence[str], out: Path, scoring: Scoring)
 
     Args:
         text: the conversation, as ID or ID@EVENT.
-        models: the models of the siblings; empty: the origin's.
+        models: the models of the siblings; empty for the origin's.
 
     Raises:
-        UsageError, UnknownConversation: it is not clear how siblings are scored, or there is no such event.
+        UsageError, UnknownConversation: the way to score siblings is missing or ambiguous, or the conversation or the
+            event does not exist.
     """
     scoring.require_clear()
     of = scoring.of
@@ -209,7 +210,7 @@ def compare_siblings(directory: Path) -> dict[str, Any]:
 
 
 def find_best(rows: Sequence[AttemptRow]) -> AttemptRow | None:
-    """Return the best attempt; None: none is correct."""
+    """Return the best attempt; None if none is correct."""
     right = [row for row in rows if row.outcome == "resolved"]
     return min(right, key=lambda row: (-(row.score or 0.0), row.cost_usd, row.iterations, row.key), default=None)
 
@@ -217,7 +218,7 @@ def find_best(rows: Sequence[AttemptRow]) -> AttemptRow | None:
 def compute_fisher(first: str, second: str, resolved: Mapping[str, int], scored: Mapping[str, int]) -> float | None:
     """Return the two-sided p-value of Fisher's exact test: the probability of such a difference by chance.
 
-    None: a model has no scored sibling, so there is nothing to compare.
+    None if a model has no scored sibling.
     """
     a, b, n, m = resolved[first], resolved[second], scored[first], scored[second]
     if not n or not m:

@@ -1,7 +1,7 @@
 """Reach the store of an evaluation from any process, whether a driver runs or not.
 
 Holds: an evaluation is found by its directory or its name. If it ran on a private cluster, its store is in the home
-directory; a stopped store is started for as long as it is needed.
+directory, and is started temporarily if it is stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def find_evaluation(text: str) -> tuple[str, str]:
     """Return the name of an evaluation, given its directory or name, and the owner of its private cluster.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: there is no such evaluation.
     """
     if (Path(text) / REQUEST).exists():
         asked = load_request(Path(text))
@@ -45,8 +45,8 @@ async def evaluation_client(settings: CliSettings, name: str) -> AsyncIterator[C
     """Connect to the store that an evaluation uses.
 
     Raises:
-        UsageError: the evaluation has not started, so there is none.
-        StoreError: it cannot be reached.
+        UsageError: the evaluation has not started, so it has no store.
+        StoreError: the store cannot be reached.
     """
     home = Home(settings.home)
     folder = home.evaluation_folder(name)

@@ -33,7 +33,7 @@ class TranscriptTurn(BaseModel):
 
 
 class Transcript(BaseModel):
-    """The transcript of an attempt; `left_out` is the number of turns in its middle that it does not have."""
+    """The transcript of an attempt; `left_out` is the number of turns missing in its middle."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -46,7 +46,7 @@ def write_transcript(directory: Path, conversation_id: str, events: Sequence[Eve
     """Write the transcript of a conversation.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     dialogue = to_dialogue(conversation_id, events)
     turns = [_shorten(turn) for turn in dialogue.turns if turn.role != "system"]
@@ -62,7 +62,7 @@ def write_transcript(directory: Path, conversation_id: str, events: Sequence[Eve
 
 
 def read_transcripts(directory: Path, conversation_ids: Iterable[str], limit_chars: int) -> dict[str, Transcript]:
-    """Return the transcripts of conversations that have a readable one, up to a number of characters of all."""
+    """Return the readable transcripts of conversations, up to a total number of characters."""
     found: dict[str, Transcript] = {}
     for conversation_id in conversation_ids:
         if Path(conversation_id).name != conversation_id:  # the rows may come from elsewhere

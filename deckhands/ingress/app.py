@@ -1,8 +1,8 @@
 """The Celery application of the ingress: `celery -A deckhands.ingress.app worker -Q deckhands`.
 
 Remote control: `revoke` stops runs; `active`, `reserved` and `query_task` show unfinished runs, and every ingress
-worker of a broker returns the same; `inspect conversations` exists on all workers, and returns nothing here: an ingress
-worker owns none.
+worker of a broker returns the same. `inspect conversations` exists on all workers but returns nothing here, because an
+ingress worker owns no conversation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ app.register_task(evaluate_task(evaluations, results))
 
 @inspect_command(name="conversations")  # type: ignore[untyped-decorator]
 def conversations(_state: Any) -> list[str]:
-    """Return an empty list: the pending work of ingress workers is in the store, and any of them continues it."""
+    """Return an empty list, because any ingress worker can continue the pending work, which is in the store."""
     return []
 
 

@@ -1,6 +1,6 @@
 """Callers: the Celery tasks and producers that wait for the end of a conversation.
 
-A caller is stored beside the conversation in the step that creates it, until it has its answer.
+A caller is stored together with the conversation, in the step that creates it, until the caller has its answer.
 
 Holds: an outcome is decided once, so a repeated answer has the same bytes; a delivered answer is not repeated. The
 callbacks of a task may contain secrets, and are encrypted like the secrets of the conversation.
@@ -44,9 +44,10 @@ class Caller:
         is_revoked: the task was revoked.
         outcome: the decided answer, as JSON; empty until it is decided.
         is_answered: the answer was delivered.
-        broker: the Celery broker of the task, see `BrokerSettings.broker_name`; None: any ingress worker may answer.
-        started_ms: when the agent started, in Unix milliseconds; 0: it ended before it started; None: not yet.
-        looks: how often an ingress worker checked and found no answer, or could not deliver it.
+        broker: the Celery broker of the task, see `BrokerSettings.broker_name`; None if any ingress worker may answer.
+        started_ms: when the agent started, in Unix milliseconds; 0 if the conversation ended before that; None if not
+            yet.
+        looks: the number of checks by ingress workers without a delivered answer.
     """
 
     conversation_id: str
@@ -98,7 +99,7 @@ class Callers:
         return fields if caller.broker is None else fields | {"broker": caller.broker}
 
     async def forget(self, conversation_id: str) -> None:
-        """Delete the caller of a conversation that is not created. If another worker created it, keep the caller."""
+        """Delete the caller of a conversation that is not created, unless another worker has created it."""
         await self._call_function("deck_forget_caller", conversation_id)
 
     async def of(self, conversation_id: str) -> Caller | None:
@@ -112,7 +113,7 @@ class Callers:
         )
 
     def parse(self, conversation_id: str, flat: Sequence[bytes]) -> Caller | None:
-        """Parse the fields of a caller's hash; raises what `of` raises."""
+        """Parse the fields of a caller's hash; raises the errors of `of`."""
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         kept = raw.pop(b"kept", b"{}")
         found = decode_fields([part for item in raw.items() for part in item])
@@ -148,7 +149,7 @@ class Callers:
         return stored
 
     async def note_start(self, conversation_id: str, started_ms: int) -> bool:
-        """Store when the agent started; return whether this is the first note of it."""
+        """Store when the agent started; return whether it was unknown before."""
         key = (await self._store.locate(conversation_id)).caller
         return bool(await self._store.call("HSETNX", key, "started", started_ms))
 
@@ -165,8 +166,8 @@ class Callers:
             started_ms: see `Caller`.
 
         Returns:
-            The decided answer, and whether the start was not known before; None if the caller has its answer, or
-            another worker delivers it.
+            The decided answer, and whether the start was unknown before. None if the caller has its answer, or another
+            worker delivers it.
         """
         lock_ms, checks = int(LOCK_SECONDS * 1000), min(caller.looks + 1, 10)
         arguments = (answer, new_key(), lock_ms, self._next_check_ms(caller), checks, started_ms)
@@ -174,7 +175,7 @@ class Callers:
         return (reply[1].decode(), bool(reply[2])) if reply[0] == "taken" else None
 
     async def give_back_answer(self, caller: Caller) -> None:
-        """Give up the right to deliver an answer: it could not be delivered, and the next check tries again."""
+        """Give up the right to deliver an answer that could not be delivered; the next check tries again."""
         await self._store.call("DEL", f"{(await self._store.locate(caller.conversation_id)).caller}:lock")
 
     async def note_repeat(self, conversation_id: str) -> None:
@@ -184,10 +185,10 @@ class Callers:
     async def mark_answered(self, conversation_id: str) -> bool:
         """Mark the caller as answered; the conversation may continue without it. Idempotent.
 
-        Returns whether the message of the task has arrived again: the answer may have been lost since it was delivered.
+        Returns whether the message of the task has arrived again, because the delivered answer may then be lost.
 
-        If the conversation was never created, nothing else would remove the caller's keys: they expire after
-        `CALLER_TTL`.
+        The caller's keys expire after `CALLER_TTL`, because nothing else removes those of a conversation that was never
+        created.
         """
         ttl_ms = int(CALLER_TTL.total_seconds() * 1000)
         return bool((await self._call_function("deck_mark_answered", conversation_id, ttl_ms))[1])
@@ -203,12 +204,12 @@ class Callers:
         )
 
     async def leave_to_others(self, caller: Caller, *, is_news: bool) -> None:
-        """Leave a conversation to the ingress workers of another broker: if there are any, one of them checks it soon.
+        """Leave a conversation to the ingress workers of another broker; one of them, if any, checks it soon.
 
         The delay is random; otherwise the same worker could find it first every time.
 
         Args:
-            is_news: it has just made progress; otherwise it is checked less and less often.
+            is_news: whether it has just made progress; otherwise it is checked less and less often.
         """
         names = await self._store.locate(caller.conversation_id)
         looks = 0 if is_news else min(caller.looks + 1, 10)
@@ -219,7 +220,7 @@ class Callers:
         )
 
     async def overdue(self, names: ShardKeys, *, limit: int) -> list[str]:
-        """Return conversations that are due for a check, and postpone each, so that other workers check others."""
+        """Return conversations that are due for a check, and postpone each, so that other workers skip them."""
         now = to_millis(self._store.clock.now())
         found = await self._store.call("ZRANGEBYSCORE", names.awaited, "-inf", now, "LIMIT", 0, limit)
         due = now + int(FIRST_CHECK_SECONDS * 1000)

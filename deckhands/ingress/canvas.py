@@ -2,8 +2,8 @@
 
 Holds: each callback without an id gets one that is derived from the task and the callback's position. So a task that
 runs again, or a repeated second half, sends the same tasks. Followers reach only queues of applications and of ingress
-workers, and no other key of Celery's broker: an ingress worker has more rights there than producers, who may forge
-every signature.
+workers, and no other key of Celery's broker, because producers may forge every signature and an ingress worker has more
+rights there.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def add_ids(value: Any, place: str, depth: int = 0) -> Any:
     """Return signatures with ids, at any depth of groups, chains, chords and callbacks of callbacks.
 
     Raises:
-        UsageError: one is not a signature. Celery itself would fail only after it has sent some of the others.
+        UsageError: an item is not a signature. Celery itself would fail only after sending some of the others.
     """
     if depth > MAX_DEPTH:
         raise UsageError(f"The callbacks of the task are nested more than {MAX_DEPTH} levels deep.")
@@ -152,7 +152,8 @@ def _check(signature: Mapping[str, Any]) -> None:
 def _expand_map(signature: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert a map of a task to the task that Celery would send for it, and chunks to a group of those.
 
-    Celery cannot send such a signature after it has been JSON, and would give each chunk a new id each time.
+    Celery cannot send such a signature after it was converted to JSON and back, and would give each chunk a new id each
+    time.
     """
     kind, arguments = signature.get("subtask_type"), signature.get("kwargs") or {}
     if kind in ("xmap", "xstarmap"):

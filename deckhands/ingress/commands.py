@@ -75,12 +75,12 @@ class ConversationCommands:
         """Create a conversation that starts now or later, and return its id. Idempotent under the task id.
 
         Args:
-            eta: of the message; so are `expires` and `time_limits`.
-            refused: why the properties of the message are invalid; None: they are valid.
+            eta: the eta of the message; `expires` and `time_limits` are also from the message.
+            refused: why the properties of the message are invalid; None if they are valid.
 
         Raises:
             UsageError: the request is invalid.
-            TaskExpired: it has expired, and no earlier delivery has created the conversation.
+            TaskExpired: the task has expired, and no earlier delivery has created the conversation.
         """
         conversation_id = derive_task_conversation_id(task_id)
         if self._context.has_expired(expires) and not await self._context.meta(conversation_id):
@@ -109,14 +109,15 @@ class ConversationCommands:
 
         Args:
             what: a name of `TAKES`.
-            eta: of the message. A past one is refused too: otherwise the time in the queue would decide.
+            eta: the eta of the message. Even a past eta is refused, because otherwise the time in the queue would
+                decide.
             expires: of the message.
             refused: see `submit`.
 
         Raises:
-            UsageError: an argument is invalid, or the conversation does not take the command now.
-            ConversationBusy: the agent works, and the conversation takes no message meanwhile.
-            TaskExpired: it has expired, and no earlier delivery has performed it.
+            UsageError: an argument is invalid, or the conversation does not accept the command now.
+            ConversationBusy: the agent works, and the conversation accepts no message meanwhile.
+            TaskExpired: the task has expired, and no earlier delivery has performed it.
         """
         if refused is not None and not self._context.has_expired(expires):
             raise refused
@@ -173,7 +174,7 @@ class ConversationCommands:
         return ChangeAgentStateAction(agent_state=STATES[what], source=EventSource.USER)
 
     async def _bind_action(self, conversation_id: str, key: str) -> int:
-        """Return the action that was open when a task without an action id first arrived; 0: none was.
+        """Return the action that was open when a task without an action id first arrived; 0 if none was.
 
         A redelivery must not answer a later question.
         """
@@ -189,7 +190,7 @@ class ConversationCommands:
         return bool(await self._context.store.call("HEXISTS", once, f"p:{key}"))
 
     async def _note_done(self, conversation_id: str, key: str) -> None:
-        """Store that a task found nothing to do, so that a redelivery does nothing either."""
+        """Record that a task had nothing to do, so that a redelivery does nothing either."""
         once = (await self._context.store.locate(conversation_id)).once
         last_id = await self._context.log.load_last_id(conversation_id)
         command = ("HSETNX", once, f"p:{key}", f"{last_id}:{last_id}")

@@ -48,7 +48,7 @@ OFFERS_LIMIT_SECONDS = 2.0
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether an error says nothing about the task or entry: the store is away, or a key is not here yet."""
+    """Return whether an error is not the fault of the task or entry: the store is unavailable, or a key is missing."""
     is_locked = isinstance(error, DataLocked) and not isinstance(error, DataForgotten)
     return is_locked or isinstance(error, STORE_ERRORS)
 
@@ -58,8 +58,8 @@ class Answer:
     """The answer to a caller, not yet delivered.
 
     Attributes:
-        outcome: as JSON; another one may have been decided before.
-        started_ms: when the agent started, in Unix milliseconds; 0: it never did.
+        outcome: the outcome as JSON; a different one may have been decided before.
+        started_ms: when the agent started, in Unix milliseconds; 0 if it never did.
     """
 
     caller: Caller
@@ -96,7 +96,7 @@ class IngressContext:
         object.__setattr__(self, "_offers", RecentOffers(self.store))
 
     def may_answer(self, caller: Caller) -> bool:
-        """Return whether this worker may answer a caller. It cannot reach callers of another Celery broker."""
+        """Return whether this worker may answer a caller, because it cannot reach callers at another Celery broker."""
         return caller.kind != CELERY or caller.broker in (None, self.broker)
 
     async def start_conversation(
@@ -115,7 +115,7 @@ class IngressContext:
             archive: a tar file to fill its workspace with, which must otherwise start empty.
 
         Raises:
-            UsageError: the task names something that does not exist here.
+            UsageError: the task names a resource that does not exist here.
         """
         if archive is not None:
             source = UploadedSource(name=ARCHIVE, format="tar", parcel=make_content_name(archive))
@@ -142,13 +142,13 @@ class IngressContext:
         return found if "last_id" in found else {}
 
     def has_expired(self, expires: datetime | None) -> bool:
-        """Return whether a message has expired; None: it never does."""
+        """Return whether a message has expired; None if it never does."""
         return expires is not None and expires <= self.store.clock.now()
 
     async def load(
         self, conversation_id: str, *further: Sequence[Argument]
     ) -> tuple[Caller | None, dict[str, str], list[Any]]:
-        """Return the caller and the meta hash of a conversation: None and empty if there is none.
+        """Return the caller and the meta hash of a conversation, or None and an empty hash.
 
         Args:
             further: commands to send before, in the same round trip.
@@ -203,7 +203,7 @@ class IngressContext:
 
 
 def find_start_ms(events: Iterable[Event]) -> int:
-    """Return when an agent started, in Unix milliseconds; 0: it never did."""
+    """Return when an agent started, in Unix milliseconds; 0 if it never did."""
     for event in events:
         if isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.RUNNING:
             return to_millis(event.timestamp) if event.timestamp is not None else 0

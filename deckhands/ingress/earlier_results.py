@@ -2,8 +2,8 @@
 
 In a chain or as the body of a chord, Celery passes the results of the previous tasks as the first argument.
 
-Holds: the combined task can be submitted. Results that are too long for it are cut, all in the same proportion, and the
-last of very many are left out; the text says so. An empty workspace gets a file with all of them.
+Holds: the combined task can be submitted. Results that are too long for it are cut, all in the same proportion, and if
+there are very many, the last ones are left out; the text says so. An empty workspace gets a file with all of them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class FollowingTask:
 
     Attributes:
         fields: of the request.
-        archive: a tar file for its workspace, with the results in `FILE`, one per line; None: the task has all of them,
-            or its workspace starts with something else.
+        archive: a tar file for its workspace, with the results in `FILE`, one per line; None if the task text contains
+            all results, or its workspace has another initial content.
     """
 
     fields: dict[str, Any]

@@ -1,8 +1,8 @@
 """Evaluations requested by Celery tasks: a command beside the ingress worker drives each, and answers at its end.
 
 Holds: the message of a task starts the evaluation, or finds it in flight; when all attempts have ended, the command
-completes the task. A later message stores the result again if it is gone. A producer can name only places below the
-directory of evaluations, and nothing of a request is run as a program on the worker's machine. A command that ends
+completes the task. A later message stores the result again if it was lost. A producer can name only paths below the
+directory of evaluations, and no part of a request is run as a program on the worker's machine. A command that ends
 before its evaluation is started again, up to `MAX_STARTS` times; then the waiting tasks fail.
 Does not: restart a command that a worker on another machine started, unless both use the same directory.
 """
@@ -93,7 +93,7 @@ class EvaluationTasks:
             on_new: called for a new task, before its command starts.
 
         Returns:
-            An error in place of the summary if it was given up.
+            An error instead of the summary if it was given up.
 
         Raises:
             UsageError: the request is invalid; nothing was started.
@@ -157,7 +157,7 @@ class EvaluationTasks:
         """Start the command that drives an evaluation.
 
         Raises:
-            UsageError: it ended immediately; the text says why.
+            UsageError: the command ended immediately; the text says why.
         """
         # The request's settings were written into the store at the first start; they may have been changed since.
         progress = directory / evals.PROGRESS

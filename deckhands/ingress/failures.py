@@ -1,12 +1,10 @@
 """The exceptions of the ingress' tasks. Callers need not import this: Celery passes their names and arguments.
 
-    TaskFailure             args: message, code, conversation id
-    ├── RequestRefused      the request is invalid; nothing was started
-    ├── AgentFailed         the agent ended with an error, reached a limit, or refused the task
-    ├── AgentStopped        the agent was stopped by a user
-    └── AgentNeedsPerson    the agent asks a question, and its task is headless
-    SoftTimeLimitExceeded   Celery's, with the same args: the agent worked for as long as the task's limit allows
-    TimeLimitExceeded       the same for a hard limit
+    TaskFailure args: message, code, conversation id ├── RequestRefused the request is invalid; nothing was started ├──
+    AgentFailed the agent ended with an error, reached a limit, or refused the task ├── AgentStopped the agent was
+    stopped by a user └── AgentNeedsPerson the agent asks a question, and its task is headless SoftTimeLimitExceeded
+    Celery's, with the same args: the agent worked for as long as the task's limit allows TimeLimitExceeded likewise for
+    a hard limit
 
 Holds: the arguments are JSON, and always the same for the same conversation.
 """
@@ -68,7 +66,7 @@ def refusal(error: DeckhandsError) -> dict[str, Any]:
 
 
 def unusable_callback(error: Exception, conversation_id: str) -> dict[str, Any]:
-    """Return the failure of a task whose agent has ended but whose callbacks cannot be sent, as plain JSON values."""
+    """Return, as plain JSON values, the failure of a task whose agent has ended but whose callbacks cannot be sent."""
     message = (
         f"The agent has ended, but the callbacks of its task cannot be sent: {type(error).__name__}: "
         f"{str(error)[:MAX_REASON_CHARS]}. `deckhands show {conversation_id}` has the agent's result."
@@ -85,7 +83,8 @@ def failure_of(summary: Summary, time_limit: str = "") -> dict[str, Any] | None:
     """Return the failure of a summary, as plain JSON values; None if the agent has finished.
 
     Args:
-        time_limit: the exception of the task's time limit that bounds the agent; empty if its own limits do.
+        time_limit: the exception of the time limit of the task, if that limit bounds the agent; empty if the agent's
+            own limits do.
     """
     kind: type[Exception] = AgentFailed
     code, text = summary.error_code or "agent_error", summary.last_error or summary.message

@@ -7,9 +7,10 @@ its ids are scoped to it. In the shared stream, an entry may name any tenant, an
 producers with their own stream.
 
 Holds: an entry is acknowledged after its conversation was created and its producer was answered, so every entry that
-the store accepted is performed, whatever crashes; the same id of the same producer creates one conversation. An invalid
-entry is answered, if it names a reply stream, and quarantined without its secrets; so is an entry at which a worker
-fails. Entries do not wait for each other, nor do producers: each stream has its own reader and its own slots.
+the store accepted is performed in spite of crashes; the same id of the same producer creates one conversation. An
+invalid entry is answered, if it names a reply stream, and quarantined without its secrets. The same happens to an entry
+at which a worker fails. Entries do not wait for each other, nor do producers: each stream has its own reader and its
+own slots.
 Does not: keep an entry that its producer trims away before it is read.
 Keys: `deck:inbox`, `deck:inbox:<name>`, `…:moved`, `…:moved:<id>`, group `ingresses`.
 """
@@ -105,9 +106,8 @@ class InboxSource:
     """A stream of entries.
 
     Attributes:
-        producer: its only writer; None: it is the shared stream.
-        is_moved: it had no entry ids left and was moved here; nothing is added to it, and it is removed when it is
-            empty.
+        producer: its only writer; None for the shared stream.
+        is_moved: it had no entry ids left and was moved. No entry is added to it, and it is removed once it is empty.
     """
 
     key: str = INBOX
@@ -241,8 +241,7 @@ class InboxReader:
     async def _recover_ids(self) -> None:
         """Rename a stream that has used up its entry ids; it is read to its end under the new name.
 
-        The new name is unique, so another worker that also moves the stream, or removes it when empty, does not
-        collide.
+        The new name is unique, so this does not conflict with another worker that also moves or removes the stream.
         """
         flat = await self._store.call("XINFO", "STREAM", self._key)
         about = dict(zip(flat[::2], flat[1::2], strict=False))
@@ -344,7 +343,7 @@ class InboxReader:
             await self._quarantine(entry, fields, request_id, reply_to, error)
 
     def _reply_stream(self, name: str) -> str:
-        """Return the permitted reply stream of an entry, even of an invalid one; empty if none."""
+        """Return the permitted reply stream of an entry, even of an invalid entry; empty for none."""
         if self._source.producer is not None:
             return self._source.producer.name if name else ""
         return name if NAME.fullmatch(name) and name not in self._known else ""
@@ -353,7 +352,7 @@ class InboxReader:
         """Return a request with the tenant of its producer.
 
         Raises:
-            UsageError: it names the tenant or the reply stream of another producer.
+            UsageError: the request names the tenant or the reply stream of another producer.
         """
         name = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"reply_to", b"").decode()
         producer = self._source.producer
@@ -406,7 +405,7 @@ class InboxReader:
         await self._acknowledge(entry)
 
     async def _answer_again(self, caller: Caller) -> None:
-        """Repeat the answer to a producer that has sent an entry again, if there is one already."""
+        """Repeat the answer, if there is one already, to a producer that has sent an entry again."""
         kept, meta, _ = await self._context.load(caller.conversation_id)
         if kept is None:
             await self._context.callers.add(caller)
@@ -438,7 +437,7 @@ class InboxReader:
         await self._acknowledge(entry)
 
     async def _acknowledge(self, entry: str) -> None:
-        """Acknowledge an entry, together with those that are done in the same turn of the loop."""
+        """Acknowledge an entry, together with others that finish in the same turn of the loop."""
         self._done.append(entry)
         if len(self._done) == 1:
             self._acknowledging = asyncio.create_task(self._acknowledge_done())
@@ -469,7 +468,7 @@ def parse_entry(fields: Sequence[bytes]) -> InboxRequest:
     """Parse the fields of an entry.
 
     Raises:
-        UsageError: they are invalid; the text says why.
+        UsageError: the fields are invalid; the text says why.
     """
     if sum(map(len, fields)) > MAX_ENTRY_BYTES:
         raise UsageError(
@@ -513,7 +512,7 @@ def _id_in(about: Mapping[bytes, bytes]) -> str:
 
 
 def without_secrets(fields: Sequence[bytes]) -> list[bytes]:
-    """Return the fields of an entry without possible secrets: unreadable fields are left out too."""
+    """Return the fields of an entry without possible secrets: unreadable fields are also left out."""
     names = [b"", *fields]
     return [
         MASK.encode() if place % 2 and SECRET in names[place].lower() else _without_secrets(part)

@@ -1,13 +1,13 @@
 """The Celery application of ingress workers: the tasks `deckhands.*` on the queue `deckhands`, with results and events.
 
-Holds: a message is acknowledged when its task has run; that of a run when its conversation is recorded. If its worker
-died, it comes back after `VISIBILITY_SECONDS`. It is never lost in between, see `taken_entries`. The task itself
-decides whether a message has expired, because it knows what an earlier delivery has started. Unacknowledged messages
-have their own keys, so that this short time affects no other application on the same broker. No message is held until
-its eta: it runs at once, with the eta in `ETA_HEADER`. Callbacks go where the caller's defaults would send them.
-Arguments in Flower and remote control are truncated and contain no secret. The followers of a task are checked before
-anything else is done with its message, see `canvas`. Only our own tasks run, because Celery's built-in tasks send
-others. An unusable message counts as a failed part of its chord.
+Holds: a message is acknowledged when its task has run, the message of a run when its conversation is recorded. If its
+worker dies, it is redelivered after `VISIBILITY_SECONDS`, and never lost in between, see `taken_entries`. The task
+itself decides whether a message has expired, because it knows what an earlier delivery has started. Unacknowledged
+messages have their own keys, so that this short time affects no other application on the same broker. No message is
+held until its eta: it runs at once, with the eta in `ETA_HEADER`. Callbacks go to the queues that the caller's defaults
+would choose. Arguments in Flower and remote control are truncated and contain no secret. The followers of a task are
+checked before its message is processed, see `canvas`. Only our own tasks run, because Celery's built-in tasks could
+send others. An unusable message counts as a failed part of its chord.
 Does not: keep messages that the broker loses; read pickle, so a chord of pickled messages alone never ends.
 """
 
@@ -273,7 +273,8 @@ def _restrict_followers(
 ) -> tuple[dict[str, Any], list[str] | None]:
     """Return the allowed followers of a message, and why the others were refused; None if all are allowed.
 
-    Celery runs them in many places: at the end of the task, if it fails before it starts, if it has expired.
+    This is done early because Celery runs followers in many places: at the end of the task, if it fails before its
+    start, if it has expired.
     """
     in_headers = {name: headers.pop(name, None) for name in FOLLOWERS}  # Celery reads them there, too
     found = {name: embedded.get(name, in_headers[name]) for name in FOLLOWERS}
@@ -303,7 +304,7 @@ def _make_chord_request(message: Any, task_id: str) -> Context | None:
 def find_chord(message: Any) -> Any:
     """Return the chord of an unusable message, from its headers or its body; None if there is no readable one.
 
-    Of JSON, only the end with the followers is parsed. At most the size limit of a usable message is ever decompressed.
+    Only the end of the JSON, with the followers, is parsed. Decompression stops at the size limit of a usable message.
     """
     try:
         headers, body = message.get("headers") or {}, message["body"]

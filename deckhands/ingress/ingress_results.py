@@ -1,6 +1,6 @@
 """Completes ingress tasks in the ingress worker itself: results, chords, callbacks, events, progress.
 
-Nothing of this uses the ingress queue, so no result waits behind new tasks.
+None of this uses the ingress queue, so no result waits behind new tasks.
 
 Holds: progress never overwrites the final state of a task. Followers are sent before the result is stored, under ids
 derived from the task, so a completion that is repeated after a crash sends the same tasks.
@@ -112,7 +112,7 @@ class TaskResults:
         task: str = RUN,
         runtime_seconds: float | None = None,
     ) -> None:
-        """Do everything that Celery does at the end of a task: callbacks or errbacks, chain, result, chord, event.
+        """Do all that Celery does at the end of a task: callbacks or errbacks, chain, result, chord, event.
 
         Idempotent under the task id, except that callbacks are sent again, under the same ids. See `Ending` for the
         arguments.
@@ -185,7 +185,7 @@ class TaskResults:
     def store_all(self, endings: Sequence[Ending]) -> list[bool]:
         """Store the results of plain endings together, and return for each whether this was done.
 
-        For any other, call `settle`. A result that is stored already stays.
+        For any other ending, call `settle`. A result that is already stored stays.
 
         Raises:
             OSError, OperationalError, RedisError: the result backend is unavailable; try again later.
@@ -270,7 +270,7 @@ class TaskResults:
         return [next(written) if is_stored is False else bool(is_stored) for is_stored in are_stored]
 
     def _is_success(self, ending: Ending, found: Any) -> bool | None:
-        """Return whether nothing must be written for a task with this value in the backend; None: it is unreadable."""
+        """Return whether a task's value in the backend is a success, which needs no write; None if it is unreadable."""
         if ending.kept.get("ignore_result"):
             return True
         try:

@@ -1,8 +1,8 @@
 """The outcome watcher: finds awaited conversations with progress, and answers their callers.
 
-Most are found at once by notices. A sweep finds those whose notice was lost, with a lost tail of the store or a dead
-worker. A notice of progress is kept until the next report, at most once a second per conversation: if it ends before,
-it is checked once.
+Most are found at once by notices. A sweep finds those whose notice was lost with a tail of the store or a dead worker.
+A notice of progress is kept until the next report, which is at most one per second and conversation; if the
+conversation ends before, it is checked only once.
 
 Holds: the notice of an end is acknowledged after its conversation was checked; an unreadable conversation does not
 affect others. Answers of conversations that end together are delivered together.
@@ -76,7 +76,8 @@ class OutcomeWatcher:
     async def run_maintenance(self) -> None:
         """Run the sweep and claim the notices of dead workers, each second, forever.
 
-        Not at the ticks of this process: of two ingress workers, the same one would always find a conversation first.
+        It does not use the ticks of this process, with which the same one of two ingress workers would always find a
+        conversation first.
         """
         while True:
             await asyncio.sleep(MAINTENANCE_SECONDS * shorten_randomly())
@@ -147,7 +148,8 @@ class OutcomeWatcher:
         """Answer the caller of a conversation if it has ended.
 
         Returns:
-            The caller and the meta hash if it has not ended; otherwise, and if another worker answers, None.
+            The caller and the meta hash if the conversation has not ended; None if it has, or if another worker
+                answers.
         """
         async with self._at_once:
             self.looks += 1
@@ -179,9 +181,9 @@ class OutcomeWatcher:
                 self._ended_ids.add(caller.conversation_id)
 
     async def complete_ended(self) -> None:
-        """Complete the tasks of ended runs, those that wait together, forever.
+        """Complete the tasks of ended runs, waiting ones together, forever.
 
-        Separate from the checks, which must not wait for an unavailable result backend.
+        This is separate from the checks, which must not wait for an unavailable result backend.
         """
         while True:
             answers = [await self._ended.get()]
@@ -227,7 +229,7 @@ class OutcomeWatcher:
 
 
 async def answer_stream(context: IngressContext, replies: Replies, answer: Answer, meta: Mapping[str, str]) -> None:
-    """Send a producer of the inbox the outcome of its conversation, unless another check of it does that now."""
+    """Send a producer of the inbox the outcome of its conversation, unless another check currently sends it."""
     taken = await context.callers.take_answer(answer.caller, answer.outcome, answer.started_ms)
     if taken is not None:
         outcome, _ = taken

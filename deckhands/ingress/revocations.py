@@ -44,10 +44,10 @@ class Revocations:
 
 
 def moment_in(text: str | None) -> datetime | None:
-    """Parse the time in a Celery header; one without a time zone is UTC.
+    """Parse the time in a Celery header; UTC without a time zone.
 
     Raises:
-        UsageError: it is not a time, or is out of range.
+        UsageError: the header is not a time, or is out of range.
     """
     if not text:
         return None

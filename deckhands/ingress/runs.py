@@ -6,7 +6,7 @@ does. This needs no second message, so results do not queue behind new tasks.
 
 Holds: a task id starts one conversation and has one outcome. If the broker or the result backend is unavailable,
 completion is retried until it succeeds. If a worker crashes during completion, another one sends the callbacks again
-under the same ids. A message redelivered after the end stores the result again if it is gone, and sends no callback.
+under the same ids. A message redelivered after the end stores the result again if it was lost, and sends no callback.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class RunMessage:
         previous: positional arguments.
         options: keyword arguments.
         kept: the fields that Celery needs when the task completes, see `KEPT_FIELDS`.
-        priority: of the message; 0: none.
-        time_limits: of the message, in seconds: the hard one and the soft one; None: no limit.
-        refused: why the properties of the message are invalid; None: they are valid.
+        priority: the priority of the message; 0 for none.
+        time_limits: the hard and the soft limit of the message, in seconds; None for no limit.
+        refused: why the properties of the message are invalid; None if they are valid.
         shown: the fields that monitors see.
     """
 
@@ -116,7 +116,7 @@ class Runs:
 
         Raises:
             UsageError: the request is invalid; nothing was started.
-            AdmissionRefused: it cannot start now; nothing was started.
+            AdmissionRefused: the conversation cannot start now; nothing was started.
         """
         context = self._context
         conversation_id = derive_task_conversation_id(message.task_id)
@@ -193,7 +193,7 @@ class Runs:
         await self.complete(conversation_id)
 
     async def _stop_revoked(self, task_id: str) -> None:
-        """Stop a run whose task is revoked: it may have started after the revocation looked for it."""
+        """Stop a run whose task is revoked, because it may have started after the revocation looked for it."""
         context = self._context
         conversation_id = derive_task_conversation_id(task_id)
         meta = await context.meta(conversation_id)
@@ -214,7 +214,7 @@ class Runs:
             await self.complete_all([answer])
 
     async def complete_all(self, answers: Sequence[Answer]) -> None:
-        """Complete the tasks of runs that have ended. Idempotent; one that fails does not affect the others.
+        """Complete the tasks of runs that have ended. Idempotent. A failed one does not affect the others.
 
         If the broker or the result backend is unavailable, or this worker crashes, the sweep over callers tries again.
         """
@@ -325,7 +325,7 @@ class Runs:
         self._events.submit(self._context.results.send_queued_events)
 
     async def _answer_again(self, caller: Caller, message: RunMessage) -> None:
-        """Answer a repeated message: complete its task, or store the result again if the producer has lost it."""
+        """Answer a repeated message: complete its task, or store a lost result again."""
         conversation_id = caller.conversation_id
         is_result_wanted = not message.kept.get("ignore_result")
         if not caller.is_answered:
@@ -336,7 +336,7 @@ class Runs:
             await self._repeat(conversation_id)
 
     async def _repeat(self, conversation_id: str) -> None:
-        """Store the result of a completed task again if it is gone; its producer may have lost it."""
+        """Store the result of a completed task again if it is gone, because its producer may not have received it."""
         caller = await self._context.callers.of(conversation_id)
         if caller is not None and caller.is_answered and caller.outcome:
             value, failure = _parse_outcome(json.loads(caller.outcome))
@@ -418,7 +418,7 @@ def with_time_limits(request: TaskSpec, time_limits: Sequence[Any] | None) -> tu
         time_limits: the hard and the soft one, in seconds; None and 0 mean no limit.
 
     Raises:
-        UsageError: one is not a duration.
+        UsageError: a limit is not a duration.
     """
     names = (HARD_LIMIT, SOFT_LIMIT)
     found = [(float(seconds), name) for seconds, name in zip(time_limits or (), names, strict=False) if seconds]
@@ -443,7 +443,7 @@ def refuse_key(fields: Mapping[str, Any]) -> None:
     """Refuse an idempotency key in the request: the id of the task or entry is the key.
 
     Raises:
-        UsageError: there is one.
+        UsageError: the request has a key.
     """
     if fields.get("idempotency_key") is not None:
         raise UsageError(

@@ -1,6 +1,6 @@
 """The loop of an ingress worker: a cluster member that watches outcomes, reads the inbox, and runs Celery's tasks.
 
-Holds: a worker that was swept owns nothing any more, because others took over; it restarts under a new name.
+Holds: a swept worker no longer owns anything, because others took over; it restarts under a new name.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class IngressTasks:
 
         Args:
             body: positional arguments, keyword arguments, and allowed followers.
-            finish: called on the loop when the run is recorded or refused, with False; with True to requeue the
+            finish: called on the loop with False when the run is recorded or refused, or with True to requeue the
                 message, because no result can be stored.
         """
         self._arrived.append((message, body, finish))
@@ -156,7 +156,7 @@ class IngressTasks:
             answer.cancel()
 
     def revoke(self, task_ids: Sequence[str]) -> bool:
-        """Stop runs, one after the other. Returns at once: False if too many calls are waiting already."""
+        """Stop runs, one after the other. Returns at once; False if too many calls are already waiting."""
         if not self._broadcasts.acquire(blocking=False):
             return False
         self._begin(self._revoke_each, task_ids).add_done_callback(lambda _: self._broadcasts.release())
@@ -187,14 +187,14 @@ class IngressTasks:
             raise to_exception(refusal(error)) from error
 
     def run_before_expiry(self, ask: Any, task: Task) -> Any:
-        """Do what `checked` does, for a message that may have expired. Also raises what `_revoke_expired` raises."""
+        """Like `checked`, for a message that may have expired. Also raises the errors of `_revoke_expired`."""
         try:
             return self.run_checked(ask)
         except TaskExpired:
             _revoke_expired(self._results, task.request, task.name)
 
     def run_on_loop(self, ask: Any, *arguments: Any) -> Any:
-        """Run a coroutine on the worker's loop, however long the store is unavailable, and return its result."""
+        """Run a coroutine on the worker's loop and return its result. Waits while the store is unavailable."""
         return self._begin(ask, *arguments).result()
 
     async def _revoke_each(self, task_ids: Sequence[str]) -> None:
@@ -224,7 +224,7 @@ class IngressTasks:
             typing = False
 
             def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-                """Perform it."""
+                """Perform the command."""
                 task_id = self.request.id
                 refused = _refusal_in(self.request)
                 eta, expires = (getattr(self.request, name, None) for name in (ETA_HEADER, EXPIRES_HEADER))
@@ -253,7 +253,7 @@ def evaluate_task(evaluations: EvaluationTasks, results: TaskResults) -> Task:
         send_events = False
 
         def run(self, *previous: Any, **options: Any) -> None:
-            """Start it; the command that drives it completes the task."""
+            """Start the evaluation; the command that drives it completes the task."""
             request = self.request
             announce = partial(results.send_event, task_id=request.id, task=EVALUATE)
             received = cache(partial(announce, "received", **monitor_fields(request)))
@@ -335,7 +335,7 @@ def _revoke_expired(results: TaskResults, request: Any, task: str) -> NoReturn:
     """Complete an expired task, as Celery does.
 
     Raises:
-        Ignore: it is complete.
+        Ignore: the task is complete.
         Reject: the result backend is unavailable; the message is redelivered.
     """
     kept = {name: getattr(request, name, None) for name in KEPT_FIELDS}
@@ -347,6 +347,6 @@ def _revoke_expired(results: TaskResults, request: Any, task: str) -> NoReturn:
 
 
 def _refusal_in(request: Any) -> UsageError | None:
-    """Return why the callbacks of a task are invalid; None: they are valid, or there are none."""
+    """Return why the callbacks of a task are invalid; None if they are valid or absent."""
     refused = getattr(request, REFUSED_HEADER, None)
     return None if refused is None else UsageError(refused[0], remedy=refused[1])

@@ -1,7 +1,7 @@
 """The Celery tasks that wait for an evaluation; see `deckhands.ingress.evaluations`.
 
-tasks/ID.json        in the directory of the evaluation: a waiting task, with its Celery data
-tasks/ID.over.json   the same once all attempts have ended, or it was given up
+tasks/ID.json in the directory of the evaluation: a waiting task, with its Celery data tasks/ID.over.json the task once
+all attempts have ended, or it was given up
 
 Holds: each task has its own file, so no task replaces another. A waiting task is forgotten only after it was completed,
 so a task whose answer was lost is answered once more.
@@ -40,9 +40,10 @@ class WaitingTask(BaseModel):
 
     Attributes:
         options: its arguments; empty once it is over.
-        failure: the reason why it was given up; empty: it was not.
+        failure: the reason why it was given up; empty if it was not.
         starts: how often the command for its evaluation was restarted.
-        started: when the first command was started, in Unix seconds; 0: started by a version that does not record it.
+        started: when the first command was started, in Unix seconds; 0 if the version that started it did not record
+            this.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -56,7 +57,7 @@ class WaitingTask(BaseModel):
 
     @classmethod
     def load_waiting(cls, directory: Path, task_id: str) -> Self | None:
-        """Return a task if it waits; None if it does not, or its file cannot be used."""
+        """Return a task if it waits; None if it does not, or its file is unreadable."""
         return cls._read(_path(directory, task_id, WAITS))
 
     @classmethod
@@ -72,17 +73,17 @@ class WaitingTask(BaseModel):
             return None
 
     def write(self, directory: Path) -> None:
-        """Record that it waits. Idempotent."""
+        """Record that the task waits. Idempotent."""
         _write(self, _path(directory, self.task_id, WAITS))
 
     def end(self, directory: Path, failure: str) -> None:
-        """Record that it no longer waits; `forget` records that it has its answer. Idempotent."""
+        """Record that the task no longer waits; `forget` records that it has its answer. Idempotent."""
         _forget_oldest(directory)
         ended = self.model_copy(update={"options": {}, "failure": failure})
         _write(ended, _path(directory, self.task_id, OVER))
 
     def forget(self, directory: Path) -> None:
-        """Forget that it waited. Idempotent."""
+        """Forget the task. Idempotent."""
         _path(directory, self.task_id, WAITS).unlink(missing_ok=True)
 
 
@@ -103,7 +104,7 @@ def complete_tasks(directory: Path, *, failure: Exception | None = None) -> None
     """Complete the tasks that wait for a finished evaluation. Idempotent.
 
     Args:
-        failure: the reason for giving it up instead.
+        failure: the reason for giving up the evaluation, if it has not finished.
 
     Raises:
         OSError, OperationalError, RedisError: the broker is unavailable; the tasks still wait.

@@ -1,9 +1,9 @@
 """The driver of a rollout run: an evaluation whose attempts are trajectories, and the groups made of them.
 
-Holds: all its knowledge is in the store and in the logs. If it dies, another one continues: attempts are found by their
-idempotency keys, and delivered groups by their ids. A group is delivered once, with trajectories of one round, none of
-them older than `max_staleness` allows at that time. The oldest group that is not delivered bounds how far ahead others
-start and are delivered.
+Holds: all state of the driver is in the store and in the logs. If it dies, another one continues: attempts are found by
+their idempotency keys, and delivered groups by their ids. A group is delivered once, with trajectories of one round,
+none of them older than `max_staleness` allows at that time. The oldest undelivered group bounds how far ahead other
+groups start and are delivered.
 Does not: hold tokens in memory.
 """
 
@@ -74,14 +74,14 @@ class LeaseLost(Exception):
 
 @dataclass(slots=True)
 class GroupInFlight:
-    """A group that is not delivered yet.
+    """A group that is not yet delivered.
 
     Attributes:
         index: its place in the order of the run.
         keys: its attempts.
         round: how often it was restarted.
-        started: when its round started, and at which version; None: it has not.
-        is_over: it is delivered, or was given up (`is_given_up`).
+        started: when its round started, and at which version; None if it has not started.
+        is_over: it was delivered, or given up (`is_given_up`).
 
     An attempt whose model did not answer may be in a later round than its group.
     """
@@ -96,7 +96,7 @@ class GroupInFlight:
 
     @property
     def id(self) -> str:
-        """Its id: a restarted group has another one."""
+        """The id of the group; a restarted group has a new id."""
         return f"{self.instance.id}-r{self.round}"
 
 
@@ -188,7 +188,7 @@ class RolloutDriver:
         return True
 
     async def _start(self) -> None:
-        """Read the results of earlier drivers; attempts of groups that are over do not start again."""
+        """Read the results of earlier drivers; attempts of ended groups do not start again."""
         await self.record.join(CONSUMERS)
         await self._refresh()
         rounds = (await EvaluationSteering(self.client.store, self.plan.name).read()).rounds
@@ -257,10 +257,10 @@ class RolloutDriver:
         return all(one.is_over for one in self.groups)
 
     async def _hold(self) -> None:
-        """Make sure that this is the driver still.
+        """Check that this is still the driver.
 
         Raises:
-            LeaseLost: another one is.
+            LeaseLost: another process is the driver.
         """
         if not await self.record.renew_lease(self.lease):
             raise LeaseLost
@@ -352,7 +352,10 @@ class RolloutDriver:
         await self._cut_over()
 
     async def _cut_over(self) -> None:
-        """End the attempts of groups that are over. An evaluation that has not started has none yet, so ask again."""
+        """End the attempts of ended groups.
+
+        Repeat the call later, because an evaluation that has not started has none yet.
+        """
         for index in list(self._uncut):
             group = self.groups[index]
             if group.is_over and self._evaluation is not None:
@@ -361,9 +364,9 @@ class RolloutDriver:
                 self._uncut.discard(index)
 
     async def _cancel_orphans(self) -> None:
-        """Cancel conversations of attempts that do not count any more: of groups that are over, of earlier rounds.
+        """Cancel conversations of attempts that no longer count, of ended groups and of earlier rounds.
 
-        An earlier driver has started them. If the run has ended, all its conversations are cancelled.
+        An earlier driver started them. If the run has ended, all its conversations are cancelled.
         """
         groups: dict[str, list[GroupInFlight]] = {}
         for group in self.groups:
@@ -399,7 +402,7 @@ class RolloutDriver:
         return self._finished.get(row.key, -1)
 
     async def _list_usable(self, rows: Sequence[AttemptRow]) -> list[AttemptRow]:
-        """Return the rows of trajectories that count: they have tokens, and reached no limit unless such ones count."""
+        """Return the rows of trajectories that count: with tokens, and not partial, unless partial ones count."""
         found = []
         for row in rows:
             is_kept = row.outcome in USABLE and (row.outcome != "limit" or self.spec.partial == "keep")
@@ -447,7 +450,7 @@ class RolloutDriver:
 def compute_reward(row: AttemptRow, spec: RolloutSpec, *, has_check: bool) -> tuple[float, dict[str, float]]:
     """Return the reward of a trajectory, and its parts by name.
 
-    The only part is the reward as it is; of several parts, it is the sum with the weights of the specification.
+    A single part is the reward itself; several parts are added with the weights of the specification.
     """
     names = [name.rpartition("@")[2] for name in spec.scorers]
     parts = {name: row.metrics[name] for name in names if name in row.metrics}
@@ -515,12 +518,12 @@ async def drive(client: Client, name: str, directory: Path) -> bool:
 async def drive_all(
     client: Client, find_directory: Callable[[str], Path], on_error: Callable[[str, Exception], object]
 ) -> None:
-    """Drive each run of the cluster, also those that start later, or stand by while other drivers do; never returns.
+    """Drive each run of the cluster, including later ones, or stand by while other drivers do; never returns.
 
     Args:
         find_directory: returns where this machine keeps the results of a run.
-        on_error: called with a run that cannot be driven here, and the reason. The run gets the event `not_driven`. It
-            is tried again later, unless its specification is the reason.
+        on_error: called with a run that cannot be driven here, and the reason. The run gets the event `not_driven`, and
+            is retried later unless its specification is the reason.
     """
 
     async def drive_one(name: str) -> None:
@@ -576,7 +579,7 @@ def build_plan(name: str, spec: RolloutSpec, instances: Sequence[Instance]) -> E
 
 
 def read_prompts(spec: RolloutSpec, directory: Path) -> list[Instance]:
-    """Return the prompts of a run, in order: all of an epoch before those of the next one.
+    """Return the prompts of a run, in order: all prompts of an epoch come before those of the next one.
 
     Raises:
         UsageError: they cannot be read.

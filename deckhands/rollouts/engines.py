@@ -22,7 +22,7 @@ async def pause_engines(engines: Sequence[str], mode: Literal["drain", "keep", "
     """Pause engines; with `drain`, until no reply is in flight.
 
     Raises:
-        EngineFailed: one of them cannot be reached, or refuses.
+        EngineFailed: an engine cannot be reached, or refuses.
     """
     await asyncio.gather(*(_post(f"{one.rstrip('/')}/pause?mode={MODES[mode]}") for one in engines))
 

@@ -47,7 +47,7 @@ async def export_rollouts(
     """Write the groups of a run into a file, and return the number of rows.
 
     Args:
-        on_unreadable: called with the id of each conversation that cannot be read any more; it has no rows.
+        on_unreadable: called with the id of each conversation that can no longer be read, which has no rows.
 
     Raises:
         UsageError: the file cannot be written, or pyarrow is not installed.
@@ -72,7 +72,7 @@ async def export_rollouts(
 async def iterate_rows(
     client: Client, run: RolloutRun, on_unreadable: Callable[[str], None]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the rows of the groups that were delivered, except those that the reader dropped."""
+    """Yield the rows of the delivered groups, except groups that the reader dropped."""
     dropped = {one.get("group") for one in await run.list_events() if one["kind"] == "dropped"}
     for group in await run.list_groups():
         if group["id"] in dropped:
@@ -149,5 +149,5 @@ def _to_type(arrow: Any, kind: str) -> Any:
 
 
 def _to_list(values: Any) -> list[Any]:
-    """Return an array as a list; JSON has no NaN, which is null."""
+    """Return an array as a list, with None in place of NaN, which JSON lacks."""
     return [None if one != one else one for one in values]  # noqa: PLR0124  (NaN)

@@ -1,7 +1,7 @@
 """The record of a rollout run in the store: its specification, its events, and the groups that were delivered.
 
-Holds: the stream of groups has the deliveries. The number of an entry is the number of its delivery, and the store
-refuses a number that is taken; so two drivers at once deliver each group once. Entries stay after their
+Holds: the stream of groups has one entry for each delivery. An entry's number is the number of its delivery, and the
+store refuses a used number, so even two simultaneous drivers deliver each group once. Entries stay after their
 acknowledgement. The version of the policy never decreases.
 Does not: hold tokens; a group names its conversations, whose logs have them.
 Keys: `deck:{0}:rollouts`, `deck:{0}:rollout:<name>`, and its `:state`, `:events`, `:groups`, `:driver` and `:version`.
@@ -124,14 +124,14 @@ class RunRecord:
 
     @property
     def is_served(self) -> bool:
-        """Whether a server started it, so that its specification is not the operator's."""
+        """Whether a server started the run, so that its specification does not come from the operator."""
         return self.name.startswith(SERVED_PREFIX)
 
     async def create(self, spec: RolloutSpec) -> bool:
         """Record a specification; return whether the run is new. Idempotent.
 
         Raises:
-            UsageError: there is a run of this name with another specification.
+            UsageError: a run with this name has another specification.
         """
         text = spec.model_dump_json()
         is_new = bool(await self._store.call("HSETNX", self._hash, "spec", text))
@@ -180,7 +180,7 @@ class RunRecord:
         )
 
     async def set_state(self, state: str, **fields: Any) -> None:
-        """Record another state, and the event of it."""
+        """Record a new state, and an event about it."""
         await self._store.call("SET", self._state_key, state)
         await self.add_event(state, **fields)
 
@@ -188,7 +188,7 @@ class RunRecord:
         """Record the version of the policy that the engines have from now on.
 
         Raises:
-            UsageError: it is not a version, or an older one.
+            UsageError: it is not a version, or is older than the current one.
         """
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
             raise UsageError(f"{version!r} is not a version of the policy.", remedy="Pass 1, 2, 3 and so on.")
@@ -205,7 +205,7 @@ class RunRecord:
         await self._touch()
 
     async def note_start(self, group_id: str, version: int) -> tuple[float, int]:
-        """Return when a group has started, by the store's clock, and at which version; record it if it is new."""
+        """Return the start time of a group, by the store's clock, and its policy version; record both if new."""
         about = json.dumps([self._now(), version])
         await self._store.call("HSETNX", self._hash, f"started:{group_id}", about)
         try:
@@ -240,20 +240,20 @@ class RunRecord:
                 break
 
     def find_last(self, instance: str) -> dict[str, Any] | None:
-        """Return the last group of a prompt that was delivered, as of the last `refresh`."""
+        """Return the last delivered group of a prompt, as of the last `refresh`."""
         return self._last_of.get(instance)
 
     def find_standing(self, instance: str) -> dict[str, Any] | None:
-        """Return the last group of a prompt if it was not dropped, as of the last `refresh`."""
+        """Return the last delivered group of a prompt unless it was dropped, as of the last `refresh`."""
         last = self._last_of.get(instance)
         return None if last is None or last["id"] in self.list_dropped(instance) else last
 
     def list_dropped(self, instance: str) -> frozenset[str]:
-        """Return the ids of the groups of a prompt that were dropped, as of the last `refresh`."""
+        """Return the ids of a prompt's dropped groups, as of the last `refresh`."""
         return frozenset(self._dropped.get(instance, ()))
 
     def measure_pauses(self, since: float, until: float) -> float:
-        """Return for how many seconds of a time the run was paused, as of the last `refresh`."""
+        """Return the seconds within a period during which the run was paused, as of the last `refresh`."""
         total, paused_at = 0.0, None
         for one in self.events:
             if one["kind"] == PAUSED and paused_at is None:
@@ -264,10 +264,11 @@ class RunRecord:
         return total if paused_at is None else total + max(0.0, until - paused_at)
 
     async def deliver(self, group: Mapping[str, Any]) -> bool:
-        """Add a group to the stream, once, whatever other drivers do. Idempotent.
+        """Add a group to the stream exactly once, even with several drivers. Idempotent.
 
         Returns:
-            Whether it is in the stream. It is not added if another group of its prompt was delivered and not dropped.
+            Whether the group is in the stream. It is not added if another group of its prompt was delivered and not
+                dropped.
         """
         text = json.dumps(group)
         while group["id"] not in self._ids and self.find_standing(group["instance"]) is None:
@@ -305,7 +306,7 @@ class RunRecord:
     async def read_groups(self, consumers: str, consumer: str, *, limit: int) -> list[tuple[int, dict[str, Any]]]:
         """Return groups for a consumer, by the numbers of their deliveries. Idempotent.
 
-        Those that it has not acknowledged come before new ones.
+        Groups without an acknowledgement come before new ones.
         """
         head = ("XREADGROUP", "GROUP", consumers, consumer, "COUNT")
         tail = ("STREAMS", self._groups_key)
@@ -373,7 +374,7 @@ async def list_runs(store: Store) -> list[str]:
 
 
 def parse_group(fields: list[bytes]) -> dict[str, Any] | None:
-    """Return the group of an entry; None if another program wrote something else there."""
+    """Return the group of an entry; None if it is invalid."""
     try:
         return _Group.model_validate_json(dict(zip(fields[::2], fields[1::2], strict=True))[b"group"]).model_dump()
     except (KeyError, ValueError):

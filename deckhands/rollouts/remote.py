@@ -1,6 +1,7 @@
 """`RemoteRolloutRun`: a rollout run at a server, with the methods of `RolloutRun`.
 
-Holds: a request takes effect once, even if replies are lost. A program that dies continues where it acknowledged.
+Holds: a request takes effect once, even if replies are lost. A restarted program continues after its last
+acknowledgement.
 Does not: drive the run; `deckhands rollouts attach` does, on a machine of the operator.
 """
 
@@ -76,7 +77,7 @@ class RemoteRolloutRun:
 
         Args:
             consumer: the name of this reader. A program that dies continues under the same name.
-            is_following: False: end after the groups that are there.
+            is_following: False to end after the groups that exist now.
         """
         after = 0
         while True:
@@ -92,14 +93,14 @@ class RemoteRolloutRun:
                 return
 
     async def acknowledge(self, number: int) -> None:
-        """Acknowledge the group of a delivery: it is not delivered again. Idempotent."""
+        """Acknowledge the group of a delivery, so that it is not delivered again. Idempotent."""
         await self._calls.ask("POST", f"/rollouts/{self.name}/groups/{number}/ack")
 
     async def weights_changed(self, version: int) -> None:
         """Record that the engines have the weights of a version from now on. Idempotent.
 
         Raises:
-            UsageError: it is older than a version before.
+            UsageError: the version is older than an earlier recorded one.
         """
         await self._calls.ask("POST", f"/rollouts/{self.name}/weights", body={"version": version})
 

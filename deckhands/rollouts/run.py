@@ -1,7 +1,7 @@
-"""`RolloutRun`: start a rollout run, read its groups, and tell it about new weights.
+"""`RolloutRun`: start a rollout run, read its groups, and report new weights to it.
 
-Holds: a program that dies continues where it acknowledged. While a program reads groups, it stands by as the driver, so
-a run continues even if the process that started it is gone.
+Holds: a program that dies continues where it acknowledged. While a program reads groups, it is a standby driver, so the
+run continues even if the process that started it has ended.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Group:
     """A finished group: trajectories of one prompt.
 
     Attributes:
-        id: never delivered twice; a prompt that is tried again has a group with another id.
+        id: the id, which is never delivered twice. If a prompt is retried, its group has a new id.
         index: the place of its prompt in the order of the run.
         instance: the id of its prompt.
-        number: of its delivery; a later group has a higher one.
-        version: of the policy when it was delivered; `min_version`: of its oldest token.
+        number: the number of its delivery; later groups have higher ones.
+        version: the policy version at the delivery; `min_version` is that of its oldest token.
     """
 
     id: str
@@ -79,11 +79,11 @@ class Group:
     _acknowledge: Callable[[int], Awaitable[None]] = field(repr=False, compare=False)
 
     async def ack(self) -> None:
-        """Acknowledge it: it is not delivered again. Idempotent."""
+        """Acknowledge the group, so that it is not delivered again. Idempotent."""
         await self._acknowledge(self.number)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON, with its tokens."""
+        """Return the group as plain JSON, with its tokens."""
         return {
             **{name: getattr(self, name) for name in GROUP_FIELDS},
             "number": self.number,
@@ -124,7 +124,7 @@ class RolloutRun:
         """Record a run; the first program that reads or drives it starts its trajectories. Idempotent with a name.
 
         Args:
-            directory: where its driver on this machine keeps results; None: below DECKHANDS_HOME.
+            directory: where its driver on this machine keeps results; None for a directory below DECKHANDS_HOME.
 
         Raises:
             UsageError: the specification or its prompts cannot be used, or the name has another specification.
@@ -139,11 +139,13 @@ class RolloutRun:
 
     @classmethod
     async def start_served(cls, client: Client, spec: RolloutSpec, name: str) -> Self:
-        """Record a run of a specification that is not the operator's, under a name of servers. Idempotent.
+        """Record a run whose specification does not come from the operator, under a name reserved for servers.
+
+        Idempotent.
 
         Raises:
             UsageError: the specification or its prompts cannot be used, or name something of the driver's machine.
-            ModelNotOffered: controller workers are running, and none offers its model or its critic to its tenant.
+            ModelNotOffered: controller workers are running, but none offers its model or its critic to its tenant.
         """
         run = cls(client, SERVED_PREFIX + name)
         await asyncio.to_thread(spec.require_served)
@@ -158,7 +160,7 @@ class RolloutRun:
         """Return a run that was started before.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: there is no run with this name.
         """
         run = cls(client, name, directory=directory)
         await run._record.load_spec()
@@ -169,7 +171,7 @@ class RolloutRun:
         return await self._record.load_spec()
 
     async def describe(self) -> dict[str, Any]:
-        """Return its name, tenant, model and state, and the numbers of its groups, for lists."""
+        """Return its name, tenant, model and state, and the counts of its groups, for lists."""
         spec, state = await self._record.load_spec(), await self._record.load_state()
         waiting = await self.count_waiting()
         about = {"name": self.name, "tenant": spec.tenant, "model": spec.model, "state": state.state}
@@ -207,7 +209,7 @@ class RolloutRun:
         """Start a process that drives the run and outlives this one; return its pid.
 
         Raises:
-            UsageError: it ended at once; has the reason.
+            UsageError: the process ended at once; the text has the reason.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         arguments = ("rollouts", "attach", self.name, "--directory", str(self._directory))
@@ -216,15 +218,15 @@ class RolloutRun:
     async def groups(
         self, *, consumer: str = "trainer", drives: bool = True, is_following: bool = True
     ) -> AsyncGenerator[Group]:
-        """Yield the finished groups with their tokens, those first that this consumer did not acknowledge before.
+        """Yield the finished groups with their tokens, first those that this consumer has not acknowledged.
 
-        A group that became too old while it waited, or whose tokens cannot be read any more, is dropped, and its prompt
-        is tried again. It ends when the run is over and each group is acknowledged.
+        A group is dropped, and its prompt retried, if it became too old while it waited or if its tokens can no longer
+        be read. The iteration ends when the run is over and each group is acknowledged.
 
         Args:
             consumer: the name of this reader. A program that dies continues under the same name.
             drives: drive the run meanwhile, if no other driver does.
-            is_following: False: end after the groups that are there.
+            is_following: False to end after the groups that exist now.
         """
         driving = asyncio.create_task(self.drive()) if drives else None
         after = 0
@@ -247,10 +249,10 @@ class RolloutRun:
                 await asyncio.gather(driving, return_exceptions=True)
 
     async def take_next(self, consumer: str, *, after: int = 0) -> Group | None:
-        """Return the next group for a consumer, as `groups` yields them; None: there is none now.
+        """Return the next group for a consumer, as `groups` yields them; None if there is none now.
 
         Args:
-            after: the number of the group that it has read before; 0: from the first one that it did not acknowledge.
+            after: the number of the last group that it has read; 0 to start with the first unacknowledged one.
         """
         spec = await self._record.load_spec()
         await self._record.join(CONSUMERS)
@@ -269,14 +271,14 @@ class RolloutRun:
                 await self._drop(after, about, "unreadable")
 
     async def acknowledge(self, number: int) -> None:
-        """Acknowledge the group of a delivery: it is not delivered again. Idempotent."""
+        """Acknowledge the group of a delivery, so that it is not delivered again. Idempotent."""
         await self._record.acknowledge(CONSUMERS, number)
 
     async def weights_changed(self, version: int) -> None:
         """Record that the engines have the weights of a version from now on. Idempotent.
 
         Raises:
-            UsageError: it is older than a version before.
+            UsageError: the version is older than an earlier recorded one.
         """
         await self._record.set_version(version)
 
@@ -298,7 +300,7 @@ class RolloutRun:
         await pause_engines(spec.engines, spec.on_pause)
 
     async def resume(self, **note: str) -> None:
-        """Continue a paused run. Raises EngineFailed; the run stays paused then."""
+        """Continue a paused run. Raises EngineFailed; the run then stays paused."""
         spec = await self._record.load_spec()
         await self._require_open()
         await resume_engines(spec.engines)
@@ -319,7 +321,7 @@ class RolloutRun:
     async def _steer_all(
         self, act: Callable[[str], Awaitable[object]], is_meant: Callable[[ConversationRow], bool]
     ) -> None:
-        """Call a function with the conversations that are meant, also with those that are being submitted now."""
+        """Call a function with all affected conversations, including those that are being submitted."""
         await steer_all(self._client, self.name, act, is_meant)
         if (await self._record.load_state()).is_driven:
             await asyncio.sleep(SUBMISSION_SECONDS)

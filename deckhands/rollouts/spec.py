@@ -37,23 +37,26 @@ class RolloutSpec(BaseModel):
         prompts: a dataset as for `deckhands eval run`, or its rows.
         model: the policy, as the cluster's models are named.
         group_size: the trajectories of a group, all of one prompt.
-        extra: further trajectories of each group; the first `group_size` that end make the group, the rest is cut.
+        extra: further trajectories of each group; the first `group_size` to end make up the group, the others are
+            cancelled.
         epochs: how often each prompt is used.
         max_staleness: how many versions the policy may be ahead of the oldest token of a group when the trainer gets
-            it; None: any number.
-        trajectory_seconds: after this time at work a trajectory ends as it is; None: no limit.
-        group_seconds: after this time a group is delivered with the trajectories that have ended; None: no limit.
-        smallest_group: fewer trajectories are no group; the prompt is then tried again, up to `retries` times.
+            it; None for any number.
+        trajectory_seconds: the working time after which a trajectory is ended; None for no limit.
+        group_seconds: the time after which a group is delivered with the trajectories that have ended; None for no
+            limit.
+        smallest_group: with fewer trajectories, the prompt is retried, up to `retries` times.
         partial: whether a trajectory that reached a limit counts (`keep`) or not (`drop`).
-        window: a group is delivered, and started, only if it is less than this far ahead of the oldest one that is not
-            delivered.
+        window: a group is started and delivered only if it is less than this number of groups ahead of the oldest
+            undelivered one.
         waiting: no further group starts while this many have started and are not acknowledged.
         at_once: the most trajectories in flight.
         scorers: functions that give rewards, as `FILE.py@FUNCTION` or `package.module@function`.
-        critic: the model that gives a reward from 0 to 1; empty: none.
-        weights: of the parts of the reward: `check`, the names of the functions, `critic`. 1 for the others.
-        engines: addresses of the engines that `pause` and `resume` reach; empty: none.
-        on_pause: what a pause does with replies in flight: `drain` lets them end, `keep` freezes them, `abort` ends
+        critic: the model that gives a reward from 0 to 1; empty for none.
+        weights: the weights of the parts of the reward: `check`, the names of the functions, `critic`. The default is
+            1.
+        engines: addresses of the engines for `pause` and `resume`; empty for none.
+        on_pause: the effect of a pause on replies in flight: `drain` lets them end, `keep` freezes them, `abort` ends
             them, to be continued under the next policy.
         retries: how often a trajectory is repeated after a failure of the infrastructure, and a group that is too old
             or too small.
@@ -116,7 +119,7 @@ class RolloutSpec(BaseModel):
         """Parse a specification.
 
         Raises:
-            UsageError: it is none; names each invalid field.
+            UsageError: it is no specification; the text names each invalid field.
         """
         try:
             return cls.model_validate(dict(fields))
@@ -128,7 +131,7 @@ class RolloutSpec(BaseModel):
             ) from None
 
     def resolve(self) -> Self:
-        """Return it with names that hold in any directory, and check the functions.
+        """Return it with names that are independent of the working directory, and check the functions.
 
         Raises:
             UsageError: a name cannot be used.
@@ -144,12 +147,12 @@ class RolloutSpec(BaseModel):
         return self.model_copy(update=found)
 
     def require_served(self) -> None:
-        """Check that it names nothing of the machine that drives the run, and that the machine can hold it.
+        """Check that the driver's machine can run this specification of a remote client.
 
-        It may not name files, code and addresses of engines.
+        It must not name files, code or addresses of engines, and its size is limited.
 
         Raises:
-            UsageError: it does.
+            UsageError: it names one of these, or is too large.
         """
         if isinstance(self.prompts, str):
             raise UsageError(

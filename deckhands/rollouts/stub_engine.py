@@ -1,4 +1,4 @@
-r"""A small engine for trying rollouts offline: token in, token out, with a tokenizer that is ambiguous on purpose.
+r"""A small engine for trying rollouts offline: tokens in, tokens out, with a tokenizer that is ambiguous on purpose.
 
     deckhands rollouts engine --port 8000
 
@@ -8,8 +8,8 @@ It speaks the parts of vLLM's protocol that rollouts use: `/v1/chat/completions`
 script's words are sampled in pieces that a tokenizer would not choose, such as "roll" + "outs" where the vocabulary
 has "rollouts". A text that is tokenized again therefore never gives the sampled tokens.
 
-Holds: the log-probability of a token follows from the token and the policy version, so a test can tell which version
-sampled it. `GET /truth` lists the prompt and the tokens of every reply that the engine has sent.
+Holds: the log-probability of a token follows from the token and the policy version, so a test can determine which
+version sampled it. `GET /truth` lists the prompt and the tokens of every reply that the engine has sent.
 Does not: authenticate, or limit anything; it is for one machine.
 """
 
@@ -60,7 +60,7 @@ _PIECES = re.compile("|".join(map(re.escape, sorted(WORDS, key=len, reverse=True
 
 
 class AmbiguousTokenizer:
-    """Words of a small vocabulary, which also has parts of these words, over bytes."""
+    """A small vocabulary of words and parts of these words, with single bytes for all other text."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text: the longest words that match."""
@@ -121,7 +121,7 @@ def to_text(message: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Policy:
-    """The engine's weights: a version that an update changes, also while replies are being sampled."""
+    """The version of the engine's weights. An update changes it, even while replies are being sampled."""
 
     version: int = 0
     is_paused: bool = False
@@ -135,11 +135,11 @@ class StubEngine:
 
     Attributes:
         turns: the steps of a trajectory before it finishes.
-        seconds_per_token: how long a token takes.
+        seconds_per_token: the time to sample a token.
         tool: the tool that a step calls: `execute_bash`, or `think`, which needs no tool worker.
-        max_model_len: as `/tokenize` names it; None: it does not.
-        refuses: it answers `/completions` with the status 401.
-        stalls_after: replies after this number never come; None: all do.
+        max_model_len: the value reported by `/tokenize`; None to report none.
+        refuses: whether it answers `/completions` with the status 401.
+        stalls_after: later replies than this number are never sent; None to send all.
         truth: a row for each reply sent: the tokens of its prompt, its sampled tokens, their versions, and the session
             that the request named.
     """
@@ -181,7 +181,7 @@ class StubEngine:
         return app
 
     def write_reply(self, step: int, *, as_text: bool, key: str) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text of a step's reply, and its tool calls; as text, the calls are in it."""
+        """Return the text of a step's reply, and its tool calls, which may be part of the text."""
         if step >= self.turns:
             name, arguments = "finish", {"message": f"the answer tokens {key}"}
         elif self.tool == "think":
@@ -367,7 +367,7 @@ def draw_share() -> float:
 
 
 def draw_word() -> str:
-    """Draw a word that tells replies apart."""
+    """Draw a word that distinguishes replies."""
     return f"{int(draw_share() * (1 << 24)):06x}"
 
 

@@ -113,7 +113,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
 
 
 def with_guard(gateway: Gateway) -> ASGIApp:
-    """Return the application behind its guard, as it is served."""
+    """Return the application wrapped in its guard, ready to be served."""
     app: ASGIApp = Guard(make_app(gateway), gateway)
     if gateway.options.origins:
         app = CORSMiddleware(
@@ -135,7 +135,7 @@ def with_guard(gateway: Gateway) -> ASGIApp:
 
 
 def list_routers(*, has_openhands: bool) -> tuple[APIRouter, ...]:
-    """Return the routers of a server, with those of OpenHands' API if it speaks that."""
+    """Return the routers of a server, including those of OpenHands' API if it is enabled."""
     if not has_openhands:
         return ROUTERS
     from deckhands.server.openhands import routers  # they need the optional package `interop`
@@ -151,7 +151,7 @@ def routes_of(*, has_openhands: bool = True) -> list[APIRoute | APIWebSocketRout
 
 
 def needs_by_operation(*, has_openhands: bool = True) -> dict[str, Needs | None]:
-    """Return what each operation of the document needs."""
+    """Return the scope that each operation of the document needs."""
     routes = routes_of(has_openhands=has_openhands)
     return {operation_id(route): scope_of(route) for route in routes if isinstance(route, APIRoute)}
 

@@ -52,7 +52,7 @@ class Readiness(BaseModel):
 
 
 class ShownWorker(BaseModel):
-    """A worker. `left_seconds` is the time until its heartbeat lapses; negative: it has lapsed.
+    """A worker. `left_seconds` is the time until its heartbeat lapses; negative after that.
 
     Attributes:
         version: of Deckhands; empty if the worker has not named it.
@@ -126,7 +126,7 @@ class QuotaKey(BaseModel):
     Attributes:
         name: the environment variable of the controller workers that holds the key, or `own`.
         blocked_seconds: how long the provider has asked to wait; 0 if not at all.
-        share: the share of its limits in use since the provider refused calls; 1 means all.
+        share: the share of its limits in use, reduced after the provider refused calls; 1 means all.
         binds: the limit that blocks further calls now; empty if none does.
     """
 
@@ -147,13 +147,13 @@ class ShownQuota(BaseModel):
 
 
 class ShownSample(ClusterSample):
-    """The figures of the cluster at one time: rates, and what was there."""
+    """The figures of the cluster at one time: rates and counts."""
 
     at: AwareDatetime = Field(examples=[MOMENT])
 
 
 class ShownHistory(BaseModel):
-    """Samples, oldest first. A gap is a time at which no server took any."""
+    """Samples, oldest first. A gap is a time at which no server took samples."""
 
     step_seconds: int = Field(examples=[5])
     samples: list[ShownSample]
@@ -186,7 +186,10 @@ class UnreadableEntry(BaseModel):
 
 
 class DeadLetters(BaseModel):
-    """What needs an operator. Entries are shown to keys with the scope `admin` for all tenants only."""
+    """The dead letters, which need an operator.
+
+    Entries are shown only to keys with the scope `admin` for all tenants.
+    """
 
     conversations: list[DeadLetter]
     entries: list[UnreadableEntry]
@@ -301,7 +304,7 @@ async def metrics(gateway: GatewayOf, _principal: AdminOfAll) -> Response:
 
 
 def _refuse_number(after: object) -> object:
-    """Refuse seconds since the epoch, which Pydantic takes for a date."""
+    """Refuse seconds since the epoch, which Pydantic would accept as a date."""
     if isinstance(after, str) and after.replace(".", "", 1).lstrip("+-").isdigit():
         raise ValueError("not a date and time such as 2026-11-30T12:00:00Z")
     return after
@@ -318,7 +321,7 @@ async def history(
         AwareDatetime | None, BeforeValidator(_refuse_number), Query(description="only later samples")
     ] = None,
 ) -> ShownHistory:
-    """Show steps, spend, takeovers, running conversations and queues over time, as the servers have kept them."""
+    """Show steps, spending, takeovers, running conversations and queues over time, as recorded by the servers."""
     resolution = HOUR if of == "hour" else DAY
     found = await gateway.history.read(resolution, after=after)
     samples = [ShownSample(at=at, **sample.model_dump()) for at, sample in found]
@@ -354,7 +357,8 @@ def _facts(flat: list[Any]) -> dict[str, str]:
 async def dead_letters(gateway: GatewayOf, principal: Operator) -> DeadLetters:
     """List the dead conversations of the key's tenant, and unreadable entries; a key for all tenants sees all.
 
-    `POST /conversations/{id}/requeue` gives one another three workers; `POST /conversations/{id}/close` ends it.
+    `POST /conversations/{id}/requeue` gives a conversation another three workers; `POST /conversations/{id}/close` ends
+    it.
     """
     sees_workers = principal.is_for_all_tenants and Scope.ADMIN in principal.key.scopes
     found = await find_dead_conversations(gateway.store)

@@ -136,7 +136,9 @@ async def submit_once(
     *,
     is_watched: bool = False,
 ) -> str:
-    """Create the conversation of a request, and return its id. A repeat under the same key returns the same id.
+    """Create the conversation of a request, and return its id.
+
+    A repeated request with the same key returns the same id.
 
     Args:
         is_watched: stream pieces of its replies, from the first one on.
@@ -248,7 +250,7 @@ async def result_of(client: Client, conversation_id: str, *, at: int | None = No
     """Return a conversation and its summary, with whole texts, from the store or the archive.
 
     Args:
-        at: as it was after this event; None: as it is.
+        at: the event after which to show the conversation; None for its end.
 
     Raises:
         Problem: there is no such event.
@@ -263,7 +265,7 @@ async def result_of(client: Client, conversation_id: str, *, at: int | None = No
 
 
 def settled_result(conversation_id: str, summary: Summary) -> ConversationResult:
-    """Return the result of a conversation that has settled; the caller has just read and checked its summary."""
+    """Return the result of a conversation that has settled; the caller must have just read and checked its summary."""
     return ConversationResult.model_construct(
         conversation_id=conversation_id, is_settled=True, summary=summary.as_json()
     )
@@ -349,7 +351,7 @@ async def message(principal: Writer, conversation_id: WritableId, acts: ActionRu
 
 @routes.post("/{conversation_id}/pause", status_code=202, response_model=Done, responses=CONFLICT)
 async def pause(principal: Operator, conversation_id: OperableId, acts: ActionRunner, why: Reason) -> Response:
-    """Pause: running work is finished, nothing new is started."""
+    """Pause: running work finishes, and nothing new starts."""
     return await acts(principal, conversation_id, "pause", why.reason, lambda client: client.pause(conversation_id))
 
 
@@ -399,7 +401,7 @@ async def cancel(principal: Operator, conversation_id: OperableId, acts: ActionR
 
 @routes.post("/{conversation_id}/close", status_code=202, response_model=Done, responses=CONFLICT)
 async def close(principal: Operator, conversation_id: OperableId, acts: ActionRunner, why: Reason) -> Response:
-    """Close a conversation that is over: it takes no more events, its processes end, and its files expire."""
+    """Close a conversation that is over: it accepts no more events, its processes end, and its files expire."""
     return await acts(principal, conversation_id, "close", why.reason, lambda client: client.close(conversation_id))
 
 

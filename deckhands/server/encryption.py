@@ -1,7 +1,7 @@
 """The keys that encrypt conversations at rest: list, rotate and delete them, as `deckhands encryption` does.
 
 Holds: no answer contains a key. An operation is recorded before it is performed.
-Does not: let the store rewrite its append-only file after a deletion; the server's user may not.
+Does not: let the store rewrite its append-only file after a deletion, which the server's user may not do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rotated(BaseModel):
 
 
 class Forgotten(BaseModel):
-    """The tenant whose data key was deleted: nothing that it encrypted can be read any more."""
+    """The tenant whose data key was deleted: all data encrypted with it is unreadable."""
 
     tenant: str = Field(examples=["acme"])
 
@@ -63,7 +63,7 @@ async def keys(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownDataKey]
 async def rotate(gateway: GatewayOf, principal: AdminOfAll, why: Reason) -> Rotated:
     """Encrypt the data keys with this server's first master key. Conversations stay as they are.
 
-    Repeat it after a failure: it does nothing twice.
+    Repeat it after a failure; that encrypts only the remaining keys.
     """
     masters = gateway.store.masters.ids
     if not masters:

@@ -43,11 +43,11 @@ class ShownEvaluation(BaseModel):
         is_driven: whether a command drives it now.
         at: when the progress was last reported.
         outcomes: the number of ended attempts by outcome.
-        cost_usd: so far, including critics and failed tries.
+        cost_usd: the cost so far, including critics and failed tries.
         eta_seconds: at the pace of the last two minutes; null if unknown.
         bound: the limit that binds.
-        stopped: why it ended early.
-        warning: why its budget does not bind; empty if it does, or if there is none.
+        stopped: why it ended early; empty if it did not.
+        warning: why its budget has no effect; empty if it has one, or if there is no budget.
     """
 
     name: str = Field(examples=[ID])
@@ -124,7 +124,7 @@ class Spread(BaseModel):
 
 
 class Mean(BaseModel):
-    """A mean over instances, with its 95 % interval; null: there are too few instances for one."""
+    """A mean over instances, with its 95 % interval; null if there are too few instances for one."""
 
     mean: float = Field(examples=[0.5])
     interval: list[float] | None = Field(examples=[[0.42, 0.58]])
@@ -136,9 +136,10 @@ class ModelFigures(BaseModel):
 
     Attributes:
         pass_at_1: the share of instances that one attempt resolves; null if no attempt was scored.
-        interval: its 95 % interval; null: there are too few instances for one.
+        interval: its 95 % interval; null if there are too few instances for one.
         total_cost_usd: of the attempts, without critics and failed tries.
-        critic_cost_usd: of critics; `lost_cost_usd`: of tries that failures of the infrastructure ended.
+        critic_cost_usd: the cost of critics; `lost_cost_usd` is that of tries that ended in failures of the
+            infrastructure.
         has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
         reward: null if no attempt has one; an attempt without a reward counts as 1 if it is resolved, else as 0.
         metrics: by name.
@@ -202,16 +203,15 @@ class ShownAttempt(BaseModel):
         evidence: the output of the check, the answer, or the error; truncated.
         checked_id: the conversation in which the check ran; empty if none.
         round: how often it was requeued.
-        tries: how often it was started; more than once after failures of the infrastructure; `failures` has
-            their codes.
+        tries: the number of starts; more than one after failures of the infrastructure, whose codes are in `failures`.
         waiting_seconds: by reason.
-        cost_usd: of the last try; `lost_cost_usd`: of earlier tries that the infrastructure failed.
-        critic_id: the conversation of its critic, whose score and verdict these are and which cost `critic_cost_usd`;
-            empty if none.
-        reward: the number that the check or a scorer gave; null if there is only the outcome.
+        cost_usd: the cost of the last try; `lost_cost_usd` is that of earlier tries that failed in the infrastructure.
+        critic_id: the conversation of its critic, with the cost `critic_cost_usd`; empty if there is none.
+        reward: the number from the check or a scorer; null if there is only the outcome.
         metrics: further numbers of the check and scorers, by name.
         step_rewards: one for each step of the agent; empty if none.
-        critic_tokens: of its critic; `lost_tokens`: of tries without a result. `tokens` has neither.
+        critic_tokens: the tokens of its critic; `lost_tokens` are those of tries without a result. `tokens` includes
+            neither.
     """
 
     instance: str = Field(examples=["cart-total"])
@@ -254,7 +254,10 @@ class ShownAttempt(BaseModel):
 
 
 class AttemptPage(BaseModel):
-    """Attempts in order. `total` counts all matches; pass `next_after` as `after` for the next page; null: no more."""
+    """Attempts in order.
+
+    `total` counts all matches; pass `next_after` as `after` for the next page; it is null on the last page.
+    """
 
     attempts: list[ShownAttempt]
     total: int = Field(examples=[6])

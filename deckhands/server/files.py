@@ -66,7 +66,7 @@ FilePath = Annotated[str, Depends(parse_path)]
 
 @asynccontextmanager
 async def hold_folder(gateway: Gateway, principal: Principal) -> AsyncGenerator[Path]:
-    """Make a directory for a file in transfer; it is removed if the block fails.
+    """Yield a new directory for a file in transfer; it is removed if the block fails.
 
     Raises:
         Problem: the tenant has its share of transfers, or all are in use.

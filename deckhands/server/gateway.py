@@ -45,17 +45,17 @@ class ServerOptions:
     """The options of a server.
 
     Attributes:
-        certificate, certificate_key: files of the TLS certificate; None: no TLS.
+        certificate, certificate_key: files of the TLS certificate; None for no TLS.
         proxies: addresses of proxies whose `X-Forwarded-…` headers are trusted.
         origins: origins of other sites whose pages may call the server.
-        head_seconds: time limit for the head of a request; `body_seconds`: for its body, unless it is a file.
-        slow_seconds: how long a reader of a stream may read nothing while there is something to read.
+        head_seconds: time limit for the head of a request; `body_seconds` limits its body, unless it is a file.
+        slow_seconds: how long a reader of a stream may read nothing although data is available.
         quiet_seconds: after this time without an event, a stream sends a keep-alive and checks its key again.
         max_streams: how many streams and waiting requests may be open at once.
         max_transfers: how many files may be on their way at once, up or down.
         max_connections: how many connections may be open at once.
-        tenant_percent: how many of a hundred streams, transfers and connections one tenant may have.
-        openhands: whether it also speaks the API of OpenHands' agent server.
+        tenant_percent: the percentage of all streams, transfers and connections that one tenant may use.
+        openhands: whether the server also offers the API of OpenHands' agent server.
         needs_match: whether changes need `If-Match`, so that no client overwrites changes it has not seen.
     """
 
@@ -93,7 +93,7 @@ class Principal:
 
     @property
     def tenant(self) -> str:
-        """The tenant whose conversations it may see; `*`: all tenants."""
+        """The tenant whose conversations it may see; `*` for all tenants."""
         return self.key.tenant
 
     @property
@@ -140,7 +140,7 @@ class Gateway:
         streams: the open streams and long-polling requests, with their keys.
         turns: those of short requests.
         prompts: the prompts that are made at the moment, see `prompts`.
-        transfers: the files in transfer; `connections`: those with a request that had a key.
+        transfers: the files in transfer; `connections` are those with an authenticated request.
         refusals: the number of requests answered with an error, by status and reason.
         is_stopping: set when the server starts to shut down.
     """
@@ -183,7 +183,7 @@ class Gateway:
         object.__setattr__(self, "history", History(self.store, self.exposition))
 
     async def authenticate(self, token: str) -> Principal:
-        """Return the principal of a token, and count a request. Raises what `ApiKeys.check` and `count` raise.
+        """Return the principal of a token, and count a request. Raises the errors of `ApiKeys.check` and `count`.
 
         Args:
             token: the token of a request, or empty.
@@ -197,14 +197,14 @@ class Gateway:
         return Principal(await self.keys.admit(token))
 
     async def recheck(self, principal: Principal) -> None:
-        """Check that the key of an open stream is still valid. Raises what `authenticate` raises."""
+        """Check that the key of an open stream is still valid. Raises the errors of `authenticate`."""
         await self.keys.check_id(principal.key.id)
 
     async def require_visible(self, principal: Principal, conversation_id: str) -> str:
         """Return the id of a conversation that the principal may see.
 
         Raises:
-            UnknownConversation: it does not exist, or belongs to another tenant.
+            UnknownConversation: the conversation does not exist, or belongs to another tenant.
         """
         if not is_conversation_id(conversation_id):
             raise UnknownConversation(conversation_id)
@@ -217,7 +217,7 @@ class Gateway:
         """Return the tenant of a conversation in the store or the archive; empty if it has none.
 
         Raises:
-            UnknownConversation: it is in neither.
+            UnknownConversation: there is no such conversation.
         """
         key = (await self.store.locate(conversation_id)).meta
         meta = decode_fields(await self.store.call("HGETALL", key))

@@ -1,8 +1,8 @@
 """The checks that every request passes before it reaches the application.
 
 Holds: no body is read before the key is checked; every request is limited in length, depth and time; no answer waits
-indefinitely to be read; a page of another site can call nothing unless its origin is allowed.
-Does not: know routes, except those without a key (including the web page), those that take files, and streams.
+indefinitely for its reader; a page of another site can make no call unless its origin is allowed.
+Does not: know routes, except those without a key (including the web page), those that accept files, and streams.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class Guard:
         await self._app(scope, receive, _with_headers(send))
 
     async def _take_turn(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a short request on in its turn, which ends before the answer is sent: its reader may be slow."""
+        """Pass a short request on in its turn.
+
+        The turn ends before the answer is sent, because its reader may be slow.
+        """
         try:
             end = await self._gateway.turns.take(tenant)
         except Problem as error:
@@ -187,7 +190,7 @@ class Guard:
 
 
 def _is_short(scope: Scope) -> bool:
-    """Return whether a request waits for nothing but the store."""
+    """Return whether a request waits only for the store."""
     is_read = scope["method"] == "GET" and SHORT_READ.fullmatch(scope["path"]) is not None
     return is_read or SHORT.fullmatch(scope["path"]) is not None
 
@@ -227,7 +230,7 @@ def check_json(body: bytes) -> None:
     """Check that a body is JSON that the rest of the server can process.
 
     Raises:
-        Problem: it is not; the text names the reason.
+        Problem: the body is not such JSON; the text has the reason.
     """
     try:
         text = body.decode("utf-8")
@@ -271,7 +274,7 @@ def _token_in(headers: Headers) -> str:
 
 
 def _openhands_token_in(scope: Scope, headers: Headers) -> str:
-    """Return the key that a client of OpenHands sends; empty if it sends none here."""
+    """Return the key in a request of an OpenHands client; empty if it has none."""
     token = headers.get("x-session-api-key", "")
     if not token and scope["type"] == "websocket":
         token = _query_in(scope).get("session_api_key", [""])[0]
@@ -304,7 +307,7 @@ async def _read_body(limited: _LimitedBody) -> bytes:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that first returns a body already read, then later messages."""
+    """Return a receive function that first returns a body that was already read, and then later messages."""
     is_read = False
 
     async def replay() -> Message:

@@ -1,7 +1,7 @@
 """Streams over HTTP: server-sent events and WebSocket.
 
 Holds: the id of an event is the id of its message, so a reader resumes with `Last-Event-ID` or `after=`, at any server.
-A reader that reads nothing for too long is dropped with the code `slow_reader`; data it does not read is not buffered.
+A reader that reads nothing for too long is dropped with the code `slow_reader`; its unread data is not buffered.
 """
 
 from __future__ import annotations

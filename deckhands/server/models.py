@@ -53,10 +53,10 @@ class NewConversation(JsonBody, TaskSpec):
 
         Args:
             own: the fields that the protocol has a place for.
-            further: other fields of a task, which replace those of `own`; labels of both count.
+            further: other fields of a task, which replace those of `own`; labels are merged.
 
         Raises:
-            UsageError: a field is invalid, or `further` has one that only the protocol gives; names it.
+            UsageError: a field is invalid, or `further` has a field that only the protocol sets; the text names it.
         """
         further = further or {}
         for name in ("task", "idempotency_key"):
@@ -96,7 +96,7 @@ class ShownConversation(BaseModel):
 
 
 def conversation_json(row: ConversationRow) -> dict[str, Any]:
-    """Return a row of the index as the JSON of a `Conversation`, without building a model for every row."""
+    """Return a row of the index as the JSON of a `Conversation`, without creating a model for every row."""
     return {
         "conversation_id": row.conversation_id,
         "title": row.title,
@@ -157,7 +157,7 @@ class NewMessage(JsonBody):
     Attributes:
         images: addresses or data URLs.
         model: the profile or model to continue with; null keeps the current one.
-        double_texting: the policy if the agent is working; null: the conversation's.
+        double_texting: the policy if the agent is working; null for the conversation's policy.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -178,10 +178,10 @@ class Resumption(JsonBody):
 
 
 class ConfirmationAnswer(JsonBody):
-    """A confirmation of the action that the agent asks about.
+    """A confirmation of the action that awaits one.
 
     Attributes:
-        action_id: the action that the user was shown; null: the one that awaits confirmation now.
+        action_id: the action that was shown to the user; null for the one that awaits confirmation now.
         edited: new values for fields of the action.
         reason: recorded in the log.
     """
@@ -194,10 +194,10 @@ class ConfirmationAnswer(JsonBody):
 
 
 class Rejection(JsonBody):
-    """A rejection of the action that the agent asks about; see `Confirmation`.
+    """A rejection of the action that awaits confirmation; see `ConfirmationAnswer`.
 
     Attributes:
-        reason: for the agent, which reads it and continues. Without one, the agent waits for a message.
+        reason: a reason for the agent, which reads it and continues. Without one, the agent waits for a message.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -238,7 +238,7 @@ class ChangedConversation(JsonBody):
 
 
 class NewSecrets(JsonBody):
-    """Secrets by name. Commands may use them; no client can read them. Those of the same names are replaced."""
+    """Secrets by name. Commands may use them; no client can read them. Secrets with the same names are replaced."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -251,7 +251,7 @@ class Command(JsonBody):
     """A command to run beside the agent.
 
     Attributes:
-        timeout_seconds: after which it is killed.
+        timeout_seconds: the time limit after which it is killed.
         reason: recorded in the log.
     """
 
@@ -295,9 +295,9 @@ class Fork(JsonBody):
     """A conversation that starts with the events of another.
 
     Attributes:
-        at: the last event to copy; null: all.
-        model: another model; null: the origin's.
-        title: for listings; empty: the origin's with the number of the event.
+        at: the last event to copy; null for all.
+        model: another model; null for the origin's.
+        title: the title for listings; empty for the origin's with the number of the event.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -349,10 +349,10 @@ def format_cursor(place: IndexPosition | None) -> str | None:
 
 
 def parse_cursor(cursor: str) -> IndexPosition | None:
-    """Return the position of a cursor; None: the first page.
+    """Return the position of a cursor; None for the first page.
 
     Raises:
-        UsageError: it is not a cursor.
+        UsageError: the text is not a cursor.
     """
     if not cursor:
         return None

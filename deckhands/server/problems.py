@@ -1,7 +1,6 @@
 """Errors as problem details (RFC 9457): the codes of our errors, and the HTTP status of each.
 
-Holds: every answer that is not a success is such an object; details of internal failures appear only in the server's
-log.
+Holds: every error answer is such an object; details of internal failures appear only in the server's log.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def error_response(error: DeckhandsError, path: str = "") -> Response:
     """Return the answer to a failed request.
 
     Args:
-        path: of the request; below `/v1/` the answer has the form of OpenAI's errors.
+        path: the path of the request; below `/v1/`, the answer has the form of OpenAI's errors.
     """
     details = to_problem(error)
     headers: dict[str, str] = dict(error.headers) if isinstance(error, Problem) else {}

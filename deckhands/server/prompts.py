@@ -1,7 +1,7 @@
 """The prompt of a model call, over HTTP.
 
-A separate process makes a prompt, which takes a second of CPU; so few are made at a time, and one tenant gets half of
-them.
+A separate process builds a prompt, which takes a second of CPU, so only a few are built at a time, at most half of them
+for one tenant.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ShownCall(BaseModel):
 
 
 class ShownMessage(BaseModel):
-    """A message of a prompt. `content` has its parts as texts; a picture is named by its size."""
+    """A message of a prompt. `content` has its parts as texts; a picture is represented by its size."""
 
     role: str = Field(examples=["user"])
     content: list[str] = Field(examples=[["List the files"]])
@@ -46,7 +46,7 @@ class ShownPrompt(BaseModel):
 
     Attributes:
         after: the last event that it contains.
-        model: empty if the conversation names none; the workers' default is asked then.
+        model: empty if the conversation names none and so uses the workers' default.
         service: `agent` for a step, `condenser` if the history is to be shortened first.
         tools: names of the tools that are offered.
     """
@@ -68,9 +68,10 @@ async def prompt(
     conversation_id: ReadableId,
     at: Annotated[int, Query(ge=1, le=MAX_EVENT_ID, description="the last event that the prompt contains")],
 ) -> ShownPrompt:
-    """Show the prompt that a model gets after an event, made again from the log.
+    """Show the prompt of a model call after an event, rebuilt from the log.
 
-    To see what a reply answers, name the event before it. A few are made at a time; others are refused with 429 or 503.
+    To see the prompt of a reply, name the event before it. Only a few prompts are built at a time; further requests are
+    refused with 429 or 503.
     """
     with gateway.prompts.holding(principal.tenant):
         events: list[Event] = []

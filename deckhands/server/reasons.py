@@ -65,7 +65,7 @@ class ShownTakeover(BaseModel):
     """A worker died, and its work on the conversation went to another.
 
     Attributes:
-        action_id: the action that was taken over; null: the conversation itself.
+        action_id: the action that was taken over; null for the conversation itself.
         from_worker, to_worker: names, for keys with the scope `admin` for all tenants; empty for others.
     """
 
@@ -77,7 +77,7 @@ class ShownTakeover(BaseModel):
 
 @routes.get("/{conversation_id}/takeovers", summary="List takeovers")
 async def takeovers(gateway: GatewayOf, principal: Reader, conversation_id: ReadableId) -> list[ShownTakeover]:
-    """List when workers took the conversation or its actions over from dead ones, oldest first.
+    """List the takeovers of the conversation and its actions from dead workers, oldest first.
 
     The store remembers the latest 10,000 takeovers of the cluster.
     """

@@ -1,7 +1,7 @@
 """Rollout runs over HTTP: start a run, read its groups with their tokens, acknowledge them, and announce weights.
 
 Holds: a key sees only the runs of its tenant; those of other tenants appear not to exist. A run that is started here
-names nothing of the machine that drives it: no files, no code, no addresses.
+refers to nothing on its driver's machine: no files, no code, no addresses.
 Does not: drive runs. `deckhands rollouts attach` does, on a machine of the operator.
 """
 
@@ -84,7 +84,7 @@ class ShownRun(BaseModel):
         state: `running`, `paused`, `aborted` or `over`.
         version: the version of the policy that was announced last.
         is_driven: a driver is at work.
-        groups: the number of groups delivered; `waiting`: of those that are not acknowledged.
+        groups: the number of delivered groups; `waiting` counts the unacknowledged ones.
     """
 
     name: str = Field(examples=[RunName])
@@ -107,8 +107,8 @@ class NextGroup(JsonBody):
     """A request for the next group of a run.
 
     Attributes:
-        consumer: the name of this reader. One that died continues under the same name.
-        after: the number of the group that it has read before; 0: from the first one that it did not acknowledge.
+        consumer: the name of this reader. A restarted reader continues under the same name.
+        after: the number of the last group that it has read; 0 to start with the first unacknowledged one.
         timeout_seconds: how long the answer may wait for a group.
     """
 
@@ -153,7 +153,7 @@ class ShownGroup(BaseModel):
 
 
 class FoundGroup(BaseModel):
-    """The next group; null: there is none yet. If the run is `is_over`, there will be none."""
+    """The next group; null if there is none yet. If `is_over` is set, there will be none."""
 
     group: ShownGroup | None
     is_over: bool = False
@@ -228,7 +228,7 @@ async def start(
 ) -> Response:
     """Record a run; drivers start its trajectories, which have the key's tenant.
 
-    The prompts are rows whose files are given as texts. `scorers` and `engines` are those of an operator's run.
+    The prompts are rows whose files are given as texts. Only a run of the operator can have `scorers` and `engines`.
     """
     from deckhands.rollouts import RolloutRun, RolloutSpec
 
@@ -259,7 +259,7 @@ async def next_group(
     """Return the next group with its tokens, once there is one.
 
     A group that is not acknowledged is returned again to a request of the same consumer with a lower `after`. A group
-    that is too old, or whose tokens cannot be read any more, is dropped, and its prompt is tried again.
+    is dropped, and its prompt retried, if it is too old or its tokens can no longer be read.
     """
     reserve_stream(gateway, principal)
     end = asyncio.get_running_loop().time() + asked.timeout_seconds
@@ -277,7 +277,7 @@ async def next_group(
 async def ack(
     run: WritableRun, number: Annotated[int, Path(ge=1, le=MAX_DELIVERY, description="of its delivery", examples=[7])]
 ) -> None:
-    """Acknowledge a group: it is not delivered again. Idempotent."""
+    """Acknowledge a group, so that it is not delivered again. Idempotent."""
     await run.acknowledge(number)
 
 

@@ -101,7 +101,7 @@ def tag_of(entry: StoredSchedule) -> str:
 
 
 async def _make_check(gateway: GatewayOf, name: str, precondition: IfMatch) -> ScheduleCheck:
-    """Check that a schedule has not changed since it was read, and return the check, to be repeated at the write."""
+    """Check that a schedule has not changed since it was read. Return the check, to repeat it at the write."""
 
     def check(schedule: Schedule) -> None:
         precondition.check(etag_of(schedule))
@@ -159,7 +159,7 @@ async def _set_paused(
 async def pause(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
-    """Pause a schedule. Ticks that fall due while it is paused are skipped."""
+    """Pause a schedule. Ticks that become due while it is paused are skipped."""
     return await _set_paused(gateway, principal, name, why.reason, precondition, is_paused=True)
 
 

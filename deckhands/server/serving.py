@@ -1,4 +1,4 @@
-"""A server as a program: where it listens, when it refuses to start, how it shuts down.
+"""A server as a program: its address, its checks at the start, and its shutdown.
 
 Holds: without keys, it listens only on this machine, and serves only public paths; a connection whose request head
 arrives too slowly is closed; on shutdown, every stream is closed with a code. Requests refused here, before the
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class _StrictLines(ReceiveBuffer):
-    """A receive buffer in which every line of a head and of trailers must end in CR LF."""
+    """A receive buffer in which every line of heads and trailers must end in CR LF."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Return the lines up to an empty one; None if it has not arrived yet."""
@@ -243,7 +243,7 @@ async def check_start(gateway: Gateway) -> None:
     """Refuse options that would open a cluster to unauthenticated clients.
 
     Raises:
-        UsageError: it would listen beyond this machine without keys, or a TLS file is missing.
+        UsageError: the server would be reachable from other machines without keys, or a TLS file is missing.
     """
     options = gateway.options
     if (options.certificate is None) != (options.certificate_key is None):
@@ -262,7 +262,7 @@ async def serve(gateway: Gateway, *, on_ready: Callable[[int], None]) -> None:
         on_ready: called with the port once connections are accepted.
 
     Raises:
-        UsageError: the address cannot be used; see also `check_start`.
+        UsageError: the server cannot listen at the address; see also `check_start`.
     """
     await check_start(gateway)
     raise_file_limit()

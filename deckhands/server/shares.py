@@ -2,7 +2,7 @@
 
 Holds: no tenant has more than its share of any of them (`ServerOptions.tenant_percent`), with any number of keys, so
 the rest is free for others.
-Does not: count what is over before a key is known; a connection without a valid request ends after `head_seconds`.
+Does not: count a connection that ends before its key is known; one without a valid request ends after `head_seconds`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Held:
 
     Args:
         what: the resource, in the plural, as in `too_many_<what>_of_tenant`.
-        most: how many there are at this server.
-        percent: how many of a hundred one tenant may hold.
+        most: the total number at this server.
+        percent: the percentage that one tenant may hold.
     """
 
     def __init__(self, what: str, most: int, percent: int) -> None:
@@ -36,7 +36,7 @@ class Held:
         return len(self._tenants)
 
     def hold(self, holder: object, tenant: str) -> None:
-        """Record that a holder works for a tenant; one that is held already may change its tenant.
+        """Record the tenant of a holder; an existing holder may change its tenant.
 
         Raises:
             Problem: the tenant has its share, or all are in use. The holder is as before.
@@ -68,7 +68,7 @@ class Held:
 
     @contextmanager
     def holding(self, tenant: str) -> Iterator[None]:
-        """Hold one while the block runs. Raises what `hold` raises."""
+        """Hold one while the block runs. Raises the errors of `hold`."""
         holder = object()
         self.hold(holder, tenant)
         try:
@@ -78,11 +78,11 @@ class Held:
 
 
 class Turns:
-    """Turns of short requests: each tenant has a few at a time, so the others of one tenant wait for each other.
+    """Turns of short requests: each tenant has a few at a time; further requests of the same tenant wait.
 
     Args:
         at_once: how many requests of one tenant are worked on at the same time.
-        max_waiting: how many more of them may wait.
+        max_waiting: how many further requests of one tenant may wait.
     """
 
     def __init__(self, at_once: int, max_waiting: int) -> None:
@@ -92,7 +92,7 @@ class Turns:
         self._waiting: Counter[str] = Counter()
 
     async def take(self, tenant: str) -> Callable[[], None]:
-        """Wait for a turn, in the order of a tenant's requests. Returns what ends it, which may be called repeatedly.
+        """Wait for a turn, in the order of a tenant's requests. Returns an idempotent function that ends it.
 
         Raises:
             Problem: too many requests of the tenant wait.

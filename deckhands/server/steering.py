@@ -62,8 +62,8 @@ async def change(
 ) -> Response:
     """Change settings of a conversation from its next step on. Omitted fields keep their values.
 
-    With `If-Match`, the change applies only if the conversation has had no event since it was read: its ETag changes
-    with each event.
+    With `If-Match`, the change applies only if the conversation has no new event, because its ETag changes with each
+    event.
     """
     is_compared = precondition.is_given
     confirmation = new.confirmation

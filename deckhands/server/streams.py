@@ -42,7 +42,8 @@ class Item:
     """One item of a stream.
 
     Attributes:
-        kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`, nothing more follows.
+        kind: `event`; `delta`, a piece of a reply; `problem`, the reason why the stream ends; `end`, the end of the
+            stream.
         id: the event's id; 0 if none, so that a reader does not resume from it.
         chars: the approximate length of an event.
         event: the event itself; None for other items.
@@ -60,11 +61,11 @@ class EventStream:
 
     Args:
         after: the id of the last event that the reader has.
-        deltas: also send pieces of replies.
+        deltas: whether to send pieces of replies, too.
         is_whole: send long texts in full.
         until_settled: end with a summary when the conversation has settled.
-        is_said_whole: send the agent's messages in full; a summary always has them in full.
-        tally: of the events up to `after`; None: they are read.
+        is_said_whole: whether to send the agent's messages in full, as in a summary.
+        tally: the tally of the events up to `after`; None to read them.
     """
 
     def __init__(
@@ -249,10 +250,11 @@ class EventStream:
 def check_stream_limits(gateway: Gateway, principal: Principal) -> None:
     """Check the limits on open streams and long-polling requests.
 
-    A tenant has a share of them. The last are for tenants that have few, so that several tenants together leave some.
+    Each tenant may have a share of them. The last ones are reserved for tenants with few, so that several busy tenants
+    cannot use all.
 
     Raises:
-        Problem: too many are open, of this key, of its tenant or of all.
+        Problem: too many are open for this key, for its tenant or in all.
     """
     key = principal.key
     if sum(other.id == key.id for other in gateway.streams.values()) >= key.streams:
@@ -282,7 +284,9 @@ def check_stream_limits(gateway: Gateway, principal: Principal) -> None:
 
 
 def reserve_stream(gateway: Gateway, principal: Principal) -> None:
-    """Reserve a slot for this request's stream or long poll until its task ends. Raises what `check_room` raises.
+    """Reserve a slot for this request's stream or long poll until its task ends.
+
+    Raises the errors of `check_stream_limits`.
 
     There is no await between the check and the reservation, so concurrent requests cannot share a slot.
     """

@@ -28,11 +28,11 @@ class ShownSegment(BaseModel):
 
     Attributes:
         tokens: of prompts and replies, in order.
-        mask: 1 for a token that the policy sampled, 0 for one of a prompt.
-        logprobs: of each sampled token; 0 for a token of a prompt, null if the server named none.
-        versions: the policy of each sampled token; -1 for a token of a prompt, and if the server named none.
+        mask: 1 for a sampled token, 0 for a token of a prompt.
+        logprobs: the log-probability of each sampled token; 0 for a token of a prompt, null if the server named none.
+        versions: the policy of each sampled token; -1 for a token of a prompt, or if the server named none.
         replies: the replies in it.
-        reason: why it does not continue the segment before; empty for the first.
+        reason: why it does not continue the previous segment; empty for the first.
     """
 
     tokens: list[int] = Field(examples=[[9906, 0, 42]])

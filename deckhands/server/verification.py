@@ -16,7 +16,7 @@ routes = APIRouter(prefix="/conversations", tags=["conversations"])
 
 
 class ShownViolation(BaseModel):
-    """Something that no correct cluster writes.
+    """A violation of the specification of a log.
 
     Attributes:
         rule: the name of the rule.
@@ -36,7 +36,7 @@ class ShownVerification(BaseModel):
         source: the conversation.
         holds: the log is correct.
         events: the number of events.
-        violations: in the order of the log; the first 100.
+        violations: the first 100 violations, in the order of the log.
     """
 
     source: str = Field(examples=[ID])
@@ -52,7 +52,7 @@ class ShownVerification(BaseModel):
 
 @routes.get("/{conversation_id}/verification", summary="Verify the log")
 async def verification(gateway: GatewayOf, _principal: Reader, conversation_id: ReadableId) -> ShownVerification:
-    """Check the log of a conversation, in the store or the archive, and show what does not hold.
+    """Check the log of a conversation, in the store or the archive, and show the violations.
 
     A conversation in progress is checked up to its last event.
     """

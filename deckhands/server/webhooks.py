@@ -163,7 +163,7 @@ async def _set_enabled(
 async def enable(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
 ) -> ShownWebhook:
-    """Enable a webhook. It gets events from now on."""
+    """Enable a webhook. It gets events that happen from now on."""
     return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=True)
 
 
@@ -171,7 +171,7 @@ async def enable(
 async def disable(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
 ) -> ShownWebhook:
-    """Disable a webhook. It never gets the events of that time; waiting deliveries are still sent."""
+    """Disable a webhook. It never gets events that happen while it is disabled; waiting deliveries are still sent."""
     return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=False)
 
 

@@ -64,7 +64,10 @@ class TokenUsage:
     response_id: str = ""
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """Add the counts; keep the larger window, the right operand's turn, and the left operand's model and response."""
+        """Add the counts.
+
+        Keeps the larger window, the right operand's turn, and the left operand's model and response.
+        """
         return replace(
             self,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,

@@ -69,9 +69,7 @@ class EvaluationPlan:
         return len(self.instances) * len(self.models) * self.attempts
 
     def list_attempts(self) -> list[Attempt]:
-        """Return the attempts in the order in which they start: all attempts at an instance come before those at the
-        next one.
-        """
+        """Return the attempts in their starting order: all attempts at an instance before those at the next one."""
         return [
             Attempt(instance, model, number)
             for instance in self.instances

@@ -68,8 +68,7 @@ def _t_within(t: float, degrees: int) -> float:
 def compute_interval(
     values: Sequence[float], least: float = -math.inf, most: float = math.inf
 ) -> tuple[float, float] | None:
-    """Return the 95 % t interval of a mean; None if there are too few values, or if it would contain every possible
-    value.
+    """Return the 95 % t interval of a mean; None for too few values, or if it would contain every possible value.
 
     Args:
         least, most: the bounds of possible values.
@@ -151,9 +150,7 @@ def _figures(rows: Sequence[AttemptRow]) -> dict[str, Any]:
 
 
 def _reward_figures(instances: Mapping[str, Sequence[AttemptRow]]) -> dict[str, Any]:
-    """Return the means of rewards, metrics and critics' scores over instances; figures that no attempt has are left
-    out.
-    """
+    """Return the means of rewards, metrics and critics' scores over instances, without figures that no attempt has."""
     rows = [row for attempts in instances.values() for row in attempts]
     figures: dict[str, Any] = {}
     if any(row.reward is not None for row in rows):

@@ -43,7 +43,7 @@ def question_instance(row: Mapping[str, Any], folder: Path) -> Instance:
     """Return the instance of a row.
 
     Raises:
-        ValueError: it cannot be used.
+        ValueError: the row is invalid.
     """
     found = _GaiaRow.model_validate(row)
     if found.answer == UNKNOWN:

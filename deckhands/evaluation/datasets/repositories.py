@@ -3,8 +3,8 @@
     DIR/OWNER__NAME.git   DIR/OWNER/NAME.git   DIR/NAME.git     a mirror, or a clone; with or without `.git`
     DIR/INSTANCE.tar.gz   DIR/INSTANCE.tar     DIR/INSTANCE.zip  the files of one instance
 
-Holds: nothing is fetched, and no hook or filter of a repository runs. Git history does not get into a workspace, where
-an agent could find the fix of a bug.
+Holds: nothing is fetched, and no hook or filter of a repository runs. Git history is not copied into a workspace,
+because an agent could find the fix of a bug in it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CommitFiles:
         return _in_tar(packed, str(self.mirror))
 
     def read_some(self, names: Iterable[str]) -> dict[str, TreeFile]:
-        """Return some of them; missing ones are left out."""
+        """Return these files; missing ones are left out."""
         listed = run_git(self.mirror, "ls-tree", "-r", "-z", "--name-only", self.commit, "--", *names) or b""
         there = tuple(sorted(name for name in listed.decode(errors="replace").split("\0") if name))
         return CommitFiles(self.mirror, self.commit, there).read() if there else {}
@@ -88,7 +88,7 @@ class ArchiveFiles:
         """Return the files.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: the archive cannot be read.
         """
         try:
             is_zip = self.path.name.endswith(".zip")
@@ -101,7 +101,7 @@ class ArchiveFiles:
         return found
 
     def read_some(self, names: Iterable[str]) -> dict[str, TreeFile]:
-        """Return some of them; missing ones are left out."""
+        """Return these files; missing ones are left out."""
         found = self.read()
         return {name: found[name] for name in names if name in found}
 
@@ -134,7 +134,7 @@ class PatchedFiles:
 
 
 def run_git(directory: Path, *arguments: str, given: bytes = b"") -> bytes | None:
-    """Return the output of a Git command in a directory; None: it failed.
+    """Return the output of a Git command in a directory; None if it failed.
 
     Raises:
         UsageError: Git is not installed, or takes too long.

@@ -24,7 +24,7 @@ def read_shipped_instances() -> list[Instance]:
     """Return the instances whose programs are installed on this machine.
 
     Raises:
-        UsageError: there are none.
+        UsageError: no such program is installed.
     """
     found = []
     for folder in sorted(DIRECTORY.iterdir()):

@@ -4,7 +4,8 @@
      "FAIL_TO_PASS": […], "PASS_TO_PASS": […], "patch": "…"}
 
 Source: https://github.com/SWE-bench/SWE-bench. Sets of the same form (Lite, Verified, SWE-Gym, …) work too.
-Holds: the tests run in a workspace of the commit, the agent's changes, and the files of the test patch, laid over last.
+Holds: the tests run in a workspace with the files of the commit, the agent's changes and, added last, the files of the
+test patch.
 Does not: install dependencies of a repository; the node, or the image of its instance, must have them.
 """
 
@@ -66,7 +67,7 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
     """Return the instance of a row.
 
     Raises:
-        ValueError: it cannot be used: a field is wrong, its repository is not there, or its test patch does not apply.
+        ValueError: a field is wrong, the repository is missing, or the test patch does not apply.
     """
     found = _SweBenchRow.model_validate(row)
     if repositories is None:
@@ -105,7 +106,7 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
 
 
 def _find_files(row: _SweBenchRow, repositories: Path) -> tuple[CommitFiles | ArchiveFiles | ImageFiles, str]:
-    """Return the source of the files, and the image of the containers; empty: there is none."""
+    """Return the source of the files, and the image of the containers; empty if there is none."""
     if str(repositories) == DOCKER:
         image = find_image(row.instance_id, row.image)
         return ImageFiles(image), image

@@ -1,6 +1,6 @@
-"""One conversation in the formats of evaluations: it has no score, so its outcome is `unscored`.
+"""Exports one conversation in the formats of evaluations. Without a score, its outcome is `unscored`.
 
-Patches in the form of SWE-bench's own harness: `predictions.jsonl`, one line for each instance.
+It also writes patches in the form of SWE-bench's own harness: `predictions.jsonl`, one line for each instance.
 
 Source: `swebench.harness.utils.get_predictions_from_file` (swebench 5.0).
 """

@@ -2,7 +2,7 @@
 
 Holds: turns are in the order of the log, except for the system prompt, which is the first. A call keeps the id that the
 model gave it, and its result names that id.
-Does not: omit history that a condensation forgot: the dialogue is the whole history, not one prompt.
+Does not: omit history that a condensation forgot, because the dialogue is the whole history and not one prompt.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class DialogueTurn:
 
     Attributes:
         calls: the tool calls of the assistant.
-        call_id: for a tool result: the call that it answers; `name`: the tool.
+        call_id: for a tool result: the call that it answers; `name` is the tool.
         thinking: the model's reasoning, if its provider returns it.
-        reply: the whole reply of the model; of the assistant.
+        reply: for the assistant: the whole reply of the model.
     """
 
     role: Role

@@ -2,9 +2,9 @@
 
 Source: the JSON form of its logs, version 2 (inspect_ai 0.3). The package is not needed to write them.
 Holds: a sample is an instance, an epoch is an attempt. An attempt with an infrastructure failure or a failed set-up is
-a sample with an error, and counts in no metric. A model event has only the messages that no earlier event has: with
-whole prompts, a log would grow with the square of the steps.
-Does not: have attempts that were not run.
+a sample with an error, and counts in no metric. A model event contains only messages that no earlier event contains,
+because whole prompts would make a log grow with the square of the steps.
+Does not: include attempts that were not run.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def deckhands_agent(
     """Return a solver that gives the sample's task to an agent.
 
     Args:
-        model: a model or profile of the cluster; None: its default.
-        cluster: the URL of its store; None: the running one, as `Client.connect` finds it.
+        model: a model or profile of the cluster; None for its default.
+        cluster: the URL of the cluster's store; None for the running cluster, as found by `Client.connect`.
         limits: the limits of each conversation.
         use_sandbox: whether the workspace starts with the files of the sample's sandbox, and is written back there.
     """
@@ -109,7 +109,7 @@ def _require_result(summary: Summary) -> None:
 
 
 async def _sandbox_files() -> dict[str, TreeFile] | None:
-    """Return the files of the sandbox's working directory; None: the sample has no sandbox."""
+    """Return the files of the sandbox's working directory; None if the sample has no sandbox."""
     try:
         place = sandbox()
     except (LookupError, RuntimeError, ValueError):  # inspect raises a different error for each kind of missing sandbox

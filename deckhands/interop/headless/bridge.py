@@ -66,7 +66,7 @@ class Bridge:
 
     Args:
         root: workspaces outside of it are refused.
-        environment: of the runs; None: that of this process.
+        environment: the environment of the runs; None for that of this process.
         command: the command to launch.
         grace_seconds: how much longer than its own limit a run may take, to start and to stop cleanly.
     """
@@ -100,10 +100,10 @@ class Bridge:
         """Run a task, wait for its end, and return its summary.
 
         Args:
-            name: the name of the experiment; None: a new one.
+            name: the name of the experiment; None for a new one.
             workspace: relative to the root.
             timeout_seconds: after this time the run is stopped, and killed if it does not stop.
-            permit: the folders of the workspace that the run may change, relative to it; empty: all. README.md,
+            permit: the folders of the workspace that the run may change, relative to it; empty for all. README.md,
                 experiments and logs are always permitted.
             arguments: further arguments of `python -m deckhands.headless`.
         """
@@ -130,7 +130,7 @@ class Bridge:
         """Return the directory of a workspace, without links.
 
         Raises:
-            PathDenied: it is not below the root.
+            PathDenied: the directory is not below the root.
         """
         root = self.root.resolve()
         path = (root / workspace).resolve()
@@ -200,7 +200,7 @@ def _stop(child: ChildProcess, watch: int) -> None:
 
 
 def _wait_for_exit(watch: int, limit_seconds: float | None) -> bool:
-    """Wait for the end of a process, given as a pidfd, and return whether it ended; None: without limit."""
+    """Wait for the end of a process, given as a pidfd, and return whether it ended; None for no limit."""
     waiting = select.poll()
     waiting.register(watch, select.POLLIN)
     return bool(waiting.poll(None if limit_seconds is None else limit_seconds * 1_000))

@@ -1,8 +1,8 @@
 """OpenHands' `config.toml` and its variables, as one configuration of a run.
 
 Holds: the environment overrides the file. The section that `-l` names replaces the model's variables, so that no key is
-sent to an address it is not for. A key that is unknown or unsupported is an error that names it; one without effect is
-a notice. No error shows a value of `[llm]`.
+sent to a foreign address. An unknown or unsupported key is an error that names it; a key without effect is a notice. No
+error shows a value of `[llm]`.
 Does not: trust a `config.toml` of the working directory, which an agent or a stranger may have written, see
 `deckhands.configuration`.
 """
@@ -77,10 +77,10 @@ class Config:
         """Let the section `[agent.NAME]` of the run's agent override `[agent]`, but not the variables.
 
         Args:
-            known: the agents that exist; sections of others get a notice; empty: it is not known.
+            known: the existing agents, empty if unknown. Sections of other agents get a notice.
 
         Raises:
-            UsageError: a key or a value of the section of a known agent cannot be used; names it.
+            UsageError: a key or a value in the section of a known agent is invalid; the text names it.
         """
         for name, table in self.agents.items():
             if known and name not in known:
@@ -110,7 +110,7 @@ class Config:
         """Return the environment for the workers of a run.
 
         Args:
-            profile: the section `[llm.NAME]` that overrides everything; None: none.
+            profile: the section `[llm.NAME]` that overrides everything; None for none.
 
         Raises:
             UsageError: there is no such section.
@@ -147,10 +147,10 @@ def read_config(named: Path | None, env: Mapping[str, str], directory: Path) -> 
     """Read the file and the variables.
 
     Args:
-        named: the file; None: `config.toml` in the directory, if it exists.
+        named: the file; None for `config.toml` in the directory, if it exists.
 
     Raises:
-        UsageError: the file cannot be read, or a key or a value cannot be used; names it.
+        UsageError: the file cannot be read, or a key or a value is invalid; the text names it.
     """
     config = Config()
     path = named if named is not None else directory / CONFIG_FILE
@@ -219,7 +219,7 @@ def _take_model(config: Config, section: str, fields: Mapping[str, Any]) -> dict
 
 
 def _is_taken(config: Config, section: str, name: str, value: Any, known: Iterable[str]) -> bool:
-    """Return whether a key is used, and record one without effect; raises UsageError for any other."""
+    """Return whether a key is used, and record a key without effect; raises UsageError for any other key."""
     if name in known:
         return True
     family = section.partition(".")[0]

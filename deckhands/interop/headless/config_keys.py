@@ -1,4 +1,4 @@
-"""The keys of OpenHands' `config.toml` (V0, OpenHands 6.1, 12): the supported ones, and the notices for the others.
+"""The keys of OpenHands' `config.toml` (V0, OpenHands 6.1, 12): the supported keys, and the notices for the others.
 
 Holds: an unsupported key is refused if it would change the run, and listed if it would not.
 """

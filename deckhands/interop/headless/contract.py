@@ -140,7 +140,7 @@ class Contract:
         inside.write(self._readme(), text.encode())
 
     def _readme(self) -> str:
-        """Return the path of our README; one that the user wrote is kept."""
+        """Return the path of our README; a README of the user is kept."""
         try:
             (self.root / README).lstat()
         except FileNotFoundError:
@@ -152,7 +152,7 @@ class Contract:
         return README if found is not None and found.startswith(MARK.encode()) else OTHER_README
 
     def find_fault(self) -> str:
-        """Return the fault of the result; empty: it has none."""
+        """Return the fault of the result; empty if it has none."""
         content = self.inside.read(self.final)
         if content is None:
             return f"{self.final} is missing."
@@ -169,7 +169,7 @@ class Contract:
 
 
 def experiment_id(name: str | None) -> str:
-    """Return the id of an experiment of this name; a new one without a name.
+    """Return the id of an experiment with this name; without a name, a new id.
 
     Raises:
         UsageError: the name cannot be part of a path.

@@ -1,6 +1,6 @@
 """Files below a directory that an agent may have modified, accessed from outside its sandbox.
 
-Holds: no path leads out of the directory, by `..` or by a link, including one that is created meanwhile; a file is
+Holds: no path leads out of the directory, neither by `..` nor by a link, even one that is created meanwhile; a file is
 replaced as a whole; no call waits for a FIFO; files created by root belong to the owner of the directory.
 Does not: follow links that stay inside, or create the directory.
 """
@@ -35,7 +35,7 @@ def path_inside(root: Path, text: str, *, what: str) -> str:
     """Return a path relative to a directory; a relative path is taken as relative to it.
 
     Raises:
-        PathDenied: it leads out of it, or is the directory itself.
+        PathDenied: the path leads out of the directory, or is the directory itself.
     """
     found = posixpath.normpath(posixpath.relpath(text, root) if posixpath.isabs(text) else text or ".")
     if found == "." or found.split("/")[0] == ".." or "\0" in found:
@@ -47,18 +47,18 @@ def path_inside(root: Path, text: str, *, what: str) -> str:
 
 
 def locate(root: Path, text: str, name: str) -> tuple[Path, str]:
-    """Return the directory through whose `Inside` the command writes a file that the user named, and the path in it.
+    """Return the directory below which the command writes a file named by the user, and the path in it.
 
-    A path that leads into the workspace, by whatever links, is written through the workspace, where no link is
-    followed. The directory of any other path is created.
+    If the path leads into the workspace, even by links, this is the workspace, below which no link is followed. The
+    directory of any other path is created.
 
     Args:
         root: the workspace; relative paths are relative to it.
         text: a file, or an existing directory.
-        name: the name of the file in such a directory.
+        name: the name of the file if the path is a directory.
 
     Raises:
-        PathDenied: it is the workspace itself.
+        PathDenied: the path is the workspace itself.
         UsageError: the directory cannot be created or written.
     """
     path = Path(os.path.normpath(root / Path(text).expanduser()))
@@ -90,7 +90,7 @@ class Inside:
 
         Raises:
             PathDenied: a part of the path is a link, or not a folder.
-            DeckhandsError: it cannot be written.
+            DeckhandsError: the file cannot be written.
         """
         with self._open_folder(path) as (folder, name):
             temporary = f".{name[:100]}.{secrets.token_hex(6)}"
@@ -114,7 +114,7 @@ class Inside:
         """Return the content of a file; None if there is none, or if it is not a regular file inside.
 
         Raises:
-            DeckhandsError: it is too large, or cannot be read.
+            DeckhandsError: the file is too large, or cannot be read.
         """
         with self._open_folder(path, makes=False) as (folder, name):
             if folder < 0:
@@ -177,14 +177,14 @@ class Inside:
         return descriptor
 
     def _give_to_owner(self, descriptor: int) -> None:
-        """As root, give a created file to the owner of the directory: commands in a container run as that user."""
+        """As root, give a created file to the directory's owner, because commands in a container run as that user."""
         owner = self.root.stat()
         if os.geteuid() == 0 and owner.st_uid != 0:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
     @contextmanager
     def _open_folder(self, path: str, *, makes: bool = True) -> Iterator[tuple[int, str]]:
-        """Yield the open folder of a file, and the file's name; -1 if the folder is missing and not to be created."""
+        """Yield the open folder of a file, and the file's name; -1 if the folder is missing and must not be created."""
         *folders, name = path.split("/")
         descriptor = -1
         try:

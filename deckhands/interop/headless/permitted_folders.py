@@ -1,12 +1,12 @@
-"""The folders of a workspace that a run may change, and the files outside of them that it changed all the same.
+"""The folders of a workspace that a run may change, and the files that it changed outside of them.
 
 Files are compared by their status before and after the run: kind and rights, size, inode, time of the last change of
-the content (mtime) and of anything (ctime). Folders are compared by kind, rights and inode.
+the content (mtime) and of any property (ctime). Folders are compared by kind, rights and inode.
 
 Holds: no link is followed; a file that is created, changed, renamed, replaced or removed outside of the permitted
-folders is found, also if its content or its mtime was put back, because no call sets the ctime. What cannot be compared
-counts as changed.
-Does not: prevent a change; tell who made it; look out of the workspace, which a sandbox protects.
+folders is found, even if its content or its mtime was restored, because no call can set the ctime. Files that cannot be
+compared count as changed.
+Does not: prevent a change; identify its author; look outside of the workspace, which a sandbox protects.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DeniedChanges:
 
     Attributes:
         paths: up to ten of them, sorted, relative to the workspace.
-        count: all of them.
-        fault: why they could not be found; empty: they were.
+        count: the number of all changed paths.
+        fault: why they could not be determined; empty if they could.
     """
 
     paths: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class PermittedFolders:
     """The folders that a run may change.
 
     Attributes:
-        folders: relative to the workspace; empty: the run may change everything.
+        folders: relative to the workspace; empty if the run may change everything.
         max_files: how many files and folders outside of them are compared.
     """
 

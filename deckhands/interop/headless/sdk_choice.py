@@ -1,6 +1,6 @@
 """Choose an SDK agent for a headless run, by the names in configurations of OpenHands.
 
-Holds: our variables override the keys of `[agent]`; an agent that is named as an SDK agent stays one.
+Holds: our variables override the keys of `[agent]`; an agent that is requested as an SDK agent stays one.
 """
 
 from __future__ import annotations

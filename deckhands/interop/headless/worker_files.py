@@ -1,7 +1,7 @@
 """The sections of OpenHands' `config.toml` that concern more than one model: condenser, router and MCP servers.
 
-Holds: a variable that names a file of ours overrides the section. The files may hold keys: only their folder's owner
-can read them. No error shows a value of a server's entry.
+Holds: a variable that names a file of ours overrides the section. Only the owner of their folder can read the files,
+because they may contain keys. No error shows a value of a server's entry.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def to_condenser(config: Config) -> CondenserSpec | None:
     """Return the condenser of the section `[condenser]`; None without one.
 
     Raises:
-        UsageError: the type is unknown, or a value does not fit it; names it.
+        UsageError: the type is unknown, or a value is invalid for it; the text names it.
     """
     if not config.has_section("condenser"):
         return None
@@ -70,13 +70,13 @@ def to_condenser(config: Config) -> CondenserSpec | None:
 def to_mcp_servers(config: Config, *, has_network: bool) -> dict[str, dict[str, Any]]:
     """Return the servers of the section `[mcp]` by name, as in a file of `mcpServers`.
 
-    OpenHands names programs only; a server with an address is called `sse_1`, `shttp_2` and so on.
+    OpenHands gives names only to programs; a server with an address is called `sse_1`, `shttp_2` and so on.
 
     Args:
         has_network: whether programs can reach the network.
 
     Raises:
-        UsageError: an entry cannot be used; names it.
+        UsageError: an entry is invalid; the text names it.
     """
     if config.get("agent", "enable_mcp") is False:
         return {}
@@ -173,7 +173,7 @@ class WorkerFiles:
     Attributes:
         models: the sections `[llm.NAME]` that the condenser or the router names.
         servers: the MCP servers by name.
-        router: the value of LLM_ROUTER; None: no router.
+        router: the value of LLM_ROUTER; None for no router.
     """
 
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
@@ -182,10 +182,10 @@ class WorkerFiles:
 
     @classmethod
     def of(cls, config: Config, environment: Mapping[str, str], *, has_network: bool) -> WorkerFiles:
-        """Return what a configuration needs, and record a notice for a section that a variable overrides.
+        """Return the files and variables for a configuration; record a notice for a section that a variable overrides.
 
         Raises:
-            UsageError: a value cannot be used; names it.
+            UsageError: a value is invalid; the text names it.
         """
         servers = to_mcp_servers(config, has_network=has_network)
         if servers and environment.get(SERVERS_FILE):
@@ -228,7 +228,7 @@ def render_models(named: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _to_toml(value: Any) -> str:
-    """Return a value that came from TOML in its form; JSON's texts are TOML's, but for the character DEL."""
+    """Return a value from TOML as TOML. JSON's form of texts is valid in TOML, except for the character DEL."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_to_toml(key)} = {_to_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
@@ -241,6 +241,6 @@ def _to_toml(value: Any) -> str:
 
 
 def _require_model(config: Config, name: str) -> None:
-    """Refuse a section that names no model, because the run could only fail when it needs it."""
+    """Refuse a section that names no model, because the run would fail when it needs the model."""
     if not config.find_model_section(name).get("model"):
         raise UsageError(f"[llm.{name}] names no model.", remedy="Add `model` to it, or to [llm].")

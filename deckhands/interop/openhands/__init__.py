@@ -1,4 +1,4 @@
-"""Recorded conversations: of OpenHands, V0 and V1, read and written; exported by Deckhands, read.
+"""Recorded conversations: reads and writes those of OpenHands (V0 and V1), and reads those exported by Deckhands.
 
 Start with: trajectory_import.
 """

@@ -1,7 +1,7 @@
 """Read a file of events that `deckhands export` wrote, as the start of another conversation.
 
 Holds: events keep their ids, so references to them stay valid. A line that cannot be read is named, and its place is
-filled: with the missing result if an action waits for one, otherwise with a placeholder.
+filled: with a substitute for the result if an action waits for one, otherwise with a placeholder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A model's reply as OpenHands records it: a copy of the provider's response in every event that it led to.
+"""Model replies as OpenHands records them: a copy of the provider's response in every resulting event.
 
-Holds: tokens from the provider's cache are where litellm puts them. `to_reply_extension`, which only Deckhands reads,
-has the data without a place in a response (requester, seen events, cost, latency, thinking).
+Holds: tokens from the provider's cache are in the same field as in litellm. `to_reply_extension`, which only Deckhands
+reads, has the data that a response cannot hold (requester, seen events, cost, latency, thinking).
 Does not: trust a response: a missing or malformed part counts as empty.
 """
 
@@ -70,7 +70,7 @@ def parse_reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
     """Return the fields of a `ModelReply` from a response.
 
     Args:
-        metadata: names the call that the response must contain at least; empty for a response without calls.
+        metadata: names a call that the response must contain; empty for a response without calls.
     """
     response = to_object(response)
     choices = response.get("choices")
@@ -95,7 +95,7 @@ def parse_reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
 
 
 def parse_usage(usage: Any) -> dict[str, int]:
-    """Return the tokens of a response; those of the cache are found in any provider's form."""
+    """Return the tokens of a response. Cached tokens are recognised in any provider's form."""
     usage = to_object(usage)
     details = to_object(usage.get("prompt_tokens_details"))
     read = parse_count(details.get("cached_tokens")) or parse_count(usage.get("cache_read_input_tokens"))

@@ -83,7 +83,7 @@ def read_text(path: Path) -> str:
     """Read a text file; bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        UsageError: it cannot be read, is not a regular file, or is too large.
+        UsageError: the file cannot be read, is not a regular file, or is too large.
     """
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
@@ -105,7 +105,7 @@ def parse_json_value(text: str) -> Any:
     """Parse one JSON value in a form that the log can keep.
 
     Raises:
-        ValueError: it is invalid, too long, or nested too deeply.
+        ValueError: the value is invalid, too long, or nested too deeply.
     """
     if len(text) > MAX_EVENT_CHARS:
         raise ValueError(TOO_LONG)
@@ -123,7 +123,7 @@ def parse_json_value(text: str) -> Any:
 
 
 def parse_event_list(text: str, findings: ImportFindings) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return the objects of a JSON list with their positions; anything else in the list is recorded as a fault.
+    """Return the objects of a JSON list with their positions; other items of the list are recorded as faults.
 
     Raises:
         ValueError: the text is not a list, or most of its items are not JSON.
@@ -157,7 +157,7 @@ def check_fit(event: Event) -> None:
     """Check that the log can hold an event.
 
     Raises:
-        EventUnfit: it is too large, or nested too deeply.
+        EventUnfit: the event is too large, or nested too deeply.
     """
     wire = event.wire()
     if len(pack(wire)) > SHORTEN_ABOVE_BYTES:  # a smaller event always fits

@@ -1,11 +1,11 @@
 """Map the events of a recording to the events of the log, and adjust the references to them.
 
-Recordings name events by their own numbers or names. A condensation uses them to name the forgotten events, and gives
-the place of its summary as a count of events shown to the model. Both differ here, because one recorded event can
+Recordings name events by their own numbers or names. A condensation names the forgotten events so, and gives the
+position of its summary as a count of events shown to the model. Both must be converted, because one recorded event can
 become several events or none.
 
-Holds: a reference leads to an earlier event or nowhere, so references form no cycle; a range stays a range, so a
-recording that claims a huge one costs nothing.
+Holds: a reference leads to an earlier event or nowhere, so references form no cycle; a range stays a range, so a huge
+range in a recording costs nothing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Renumbering:
         self._shown_numbers: list[int] = []
 
     def add(self, key: Hashable, events: Sequence[Event], *, meant: int | None, is_shown: bool) -> None:
-        """Record the events that a recorded event became.
+        """Record the events into which a recorded event was converted.
 
         Args:
-            key: its recorded id; two events may have the same.
+            key: its recorded id, which another event may share.
             events: empty if it was left out.
-            meant: the one of them that references point to.
-            is_shown: the model is shown it there.
+            meant: the event to which references point.
+            is_shown: whether the recording shows the event to the model.
         """
         is_number = type(key) is int
         if meant is not None:
@@ -60,7 +60,7 @@ class Renumbering:
                 self._shown_numbers.append(key)  # type: ignore[arg-type]
 
     def find_event(self, key: object) -> int | None:
-        """Return the event that a reference to a recorded one points to; None if there is none."""
+        """Return the event for a reference to a recorded event; None if there is none."""
         return self._meant.get(key) if isinstance(key, Hashable) else None
 
     def find_latest(self, number: int) -> int:
@@ -71,7 +71,7 @@ class Renumbering:
         return self._ids[self._numbers[place - 1]][-1] if place else 0
 
     def forget(self, keys: Iterable[object]) -> tuple[list[int], int]:
-        """Return the events made from some recorded events, in order, and the number that became nothing.
+        """Return the events made from some recorded events, in order, and the number of those without one.
 
         The model is no longer shown them.
         """
@@ -85,7 +85,7 @@ class Renumbering:
         return sorted(found), lost
 
     def forget_between(self, start: int, end: int) -> tuple[int, int] | list[int]:
-        """Return the events made from a range of recorded events: as a range, or as a list if they form none.
+        """Return the events made from a range of recorded events, as a range or, if they form none, as a list.
 
         The model is no longer shown them.
 
@@ -107,7 +107,7 @@ class Renumbering:
         return self._ids[self._numbers[first]][0], self._ids[self._numbers[behind - 1]][-1]
 
     def map_offset(self, offset: int) -> int:
-        """Return the offset here for an offset there, a number of events shown to the model."""
+        """Convert a recorded offset, which counts events shown to the model, to the offset in the log."""
         if not 0 <= offset <= MAX_COUNTED_PLACES:
             return offset
         return offset + sum(self._sizes[place] - 1 for place in self._order[:offset])

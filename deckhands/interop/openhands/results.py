@@ -26,7 +26,10 @@ def is_result(event: Event) -> bool:
 
 
 def needs_result(event: Event) -> bool:
-    """Return whether an event is an action that is not run by the controller and does not await confirmation."""
+    """Return whether an event is an action that must have a result.
+
+    It must, unless the controller runs it or it awaits confirmation.
+    """
     is_waiting = getattr(event, "confirmation_state", "") == ConfirmationStatus.AWAITING_CONFIRMATION
     return is_run_elsewhere(event) and not is_waiting
 

@@ -1,9 +1,9 @@
 """Conversations of OpenHands' SDK (V1), read as conversations of ours (OpenHands 13).
 
-There each tool call is an event with a copy of its part of the model's reply; here the reply is one event before the
-actions it led to. States are not events there; they follow from the messages and actions.
+In the SDK, each tool call is an event with a copy of its part of the model's reply; here, the reply is one event before
+its actions. The SDK has no events for states; they follow from the messages and actions.
 
-Holds: every event with an equivalent carries over, with its time and its place; others are counted by name. An action
+Holds: every event with an equivalent is imported, with its time and its position; others are counted by name. An action
 without a result gets a substitute, or stays pending if it awaited confirmation: an import never runs an action again.
 """
 
@@ -125,7 +125,7 @@ class _SdkConversionState:
         self._now: str | None = None
 
     def try_to_add(self, number: int, fields: Fields) -> None:
-        """Add the next event; of an unreadable one, only the end of its action is kept."""
+        """Add the next event; if it is unreadable, keep only the end of its action."""
         kind = str(fields.get("kind"))
         count, state = len(self.events), self._state
         try:
@@ -239,7 +239,7 @@ class _SdkConversionState:
         self._add("observation.recall", recall_type="knowledge", microagent_knowledge=knowledge, cause=recall)
 
     def _environment_message(self, fields: Fields, text: str) -> None:
-        """Add what the environment told the model: as the event that we exported, or else as knowledge."""
+        """Add the environment's message to the model: as the event that was exported, or else as knowledge."""
         wire = self._notes.get(fields["id"])
         kept = None
         if isinstance(wire, dict) and str(wire.get("kind")) in NOTE_KINDS:

@@ -1,7 +1,7 @@
 """A conversation directory of OpenHands' SDK (V1): `base_state.json` and `events/event-<number>-<uuid>.json`.
 
-Holds: the events are those of the conversation's current branch, in order; a missing, damaged or duplicate event is
-named, and the others are kept.
+Holds: the events are those of the current branch, in order; a missing, damaged or duplicate event is named, and the
+others are kept.
 Does not: interpret the events; see `sdk_conversation`.
 """
 
@@ -110,9 +110,9 @@ class SdkDirectory:
             return WorkspaceSpec()
 
     def read_own_state(self) -> tuple[Fields, AgentState | None]:
-        """Return what an export of ours added: the events behind messages, and the state; None if it is older.
+        """Return the additions of a Deckhands export, the events behind messages and the state; None if it is outdated.
 
-        A conversation that another program has continued has more events than the export.
+        It is outdated if another program has continued the conversation, which then has more events than the export.
         """
         own = self._part(self._part(self.state, "agent_state"), EXTENSION)
         state = own.get("state")
@@ -152,7 +152,7 @@ def _read_object(file: Path) -> Fields:
     """Read a file that holds an object.
 
     Raises:
-        ValueError: it does not, or cannot be read.
+        ValueError: the file contains no object, or cannot be read.
     """
     try:
         value = parse_json_value(read_text(file))
@@ -206,7 +206,7 @@ def _size_of(file: Path) -> int:
 def _find_branch(state: Fields, events: list[tuple[int, Fields]]) -> list[tuple[int, Fields]]:
     """Return the events from the first to the conversation's current one; all events if they form no tree.
 
-    If a damaged event interrupts the tree, the branch continues with the event before it.
+    If a damaged event interrupts the tree, the branch continues with the previous event.
     """
     if state.get("head_is_empty"):
         return []

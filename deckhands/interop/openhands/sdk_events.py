@@ -1,13 +1,13 @@
 """A log as events of OpenHands' SDK (V1), event by event.
 
-There each tool call is an event with its part of the model's reply, all calls of a reply stand together, and a message
-never stands between a call and its result. Here events stand in the order in which they happened. A translation
-therefore holds some events until others have come.
+In the SDK, each tool call is an event with its part of the model's reply, all calls of a reply are adjacent, and no
+message comes between a call and its result. In our log, events are in the order of their time. A translation therefore
+holds some events back until others have arrived.
 
-Holds: the same log gives the same events, with the same ids, order and parents, however often and from wherever it is
-read. Each event is accepted by the SDK's classes. Every call has one result, once its turn has ended.
-Differs: a confirmed action that a user edited is shown as the model wrote it, because events there never change.
-Does not: give states; see `sdk_state`.
+Holds: the same log always gives the same events, with the same ids, order and parents. Each event is accepted by the
+SDK's classes. Every call has one result, once its turn has ended.
+Differs: a confirmed action that a user edited is shown as the model wrote it, because events of the SDK never change.
+Does not: translate states; see `sdk_state`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _CARRIED = frozenset(
 
 
 def to_sdk_conversation_id(conversation_id: str) -> str:
-    """Return the id of a conversation in the SDK, which is that of its routes here; see `sdk_ids`."""
+    """Return the SDK's id of a conversation, which the routes of its API also use; see `sdk_ids`."""
     return str(to_uuid(conversation_id))
 
 
@@ -135,7 +135,7 @@ class SdkTranslation:
         self._places: dict[str, int] = {}
 
     def add(self, event: Event) -> list[Fields]:
-        """Add the next event of the log, and return the events of the SDK that can now be given."""
+        """Add the next event of the log, and return the events of the SDK that are now complete."""
         if isinstance(event, RolledBackObservation):
             self._release(is_forced=True)
             self._roll_back(event)
@@ -157,21 +157,21 @@ class SdkTranslation:
         return found
 
     def end(self) -> list[Fields]:
-        """Return what is still held; the log has no further events."""
+        """Return the events that are still held back, because the log has ended."""
         self._release(is_forced=True)
         found, self._written = self._written, []
         return found
 
     def find_response_id(self, reply_id: int) -> str:
-        """Return the id there of a reply that was added."""
+        """Return the SDK's id of a reply that was added."""
         return self._names[reply_id]
 
     def find_events(self, event_id: int) -> Sequence[str]:
-        """Return the ids of the shown events of the SDK that one of ours became."""
+        """Return the ids of the shown SDK events made from one of our events."""
         return self._sdk_ids.get(event_id, ())
 
     def find_notes(self, event_id: int) -> Sequence[str]:
-        """Return the ids of the environment's messages that one of our events became."""
+        """Return the ids of the environment's messages made from one of our events."""
         return self._notes.get(event_id, ())
 
     def find_open_actions(self) -> list[str]:
@@ -190,7 +190,7 @@ class SdkTranslation:
             self._write(fields)
 
     def _release(self, *, is_forced: bool = False) -> None:
-        """Write what no longer has to wait."""
+        """Write the events that no longer need to be held back."""
         if self._missing_calls and not is_forced:
             return
         results, self._results = self._results, []
@@ -213,7 +213,7 @@ class SdkTranslation:
             self._has_system = True
 
     def _roll_back(self, event: RolledBackObservation) -> None:
-        """Continue from before the events that were rolled back; those that were kept are repeated."""
+        """Continue from before the rolled-back events, and repeat the kept ones."""
         made = [(old, one) for old, fields in self._recent if old.id >= event.start_id for one in fields]
         undone = [one for old, one in made if event.rolls_back(old)]
         if undone:
@@ -242,7 +242,7 @@ class SdkTranslation:
         }
 
     def _translate(self, event: Event) -> list[Fields]:
-        """Return the events that one of ours becomes; none if it has no equivalent."""
+        """Return the SDK events for one of our events; none if it has no equivalent."""
         match event:
             case ModelReply():
                 self._add_reply(event)
@@ -336,7 +336,7 @@ class SdkTranslation:
         return self._make(event, "MessageEvent", source="agent", llm_message=message, **own)
 
     def _make_note(self, event: Event, text: str) -> list[Fields]:
-        """Return what the model reads of an event that has no counterpart, as a message of the environment."""
+        """Return the model's text of an event without a counterpart, as a message of the environment."""
         content = [*to_sdk_text(text), *to_sdk_images(event)]
         if not content:
             return []

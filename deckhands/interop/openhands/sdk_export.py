@@ -1,7 +1,7 @@
 """A log as a conversation directory of OpenHands' SDK (V1): its files, which the SDK opens and `sdk_directory` reads.
 
-Holds: `base_state.json` has, under `agent_state`, what only Deckhands reads: the agent's state, and the events that the
-model reads as messages there. A reader checks them, because anyone can write a directory.
+Holds: `base_state.json` has, under `agent_state`, data that only Deckhands reads: the agent's state, and the events
+that became messages in the SDK. A reader validates it, because any program can write a directory.
 """
 
 from __future__ import annotations

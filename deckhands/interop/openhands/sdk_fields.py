@@ -39,7 +39,7 @@ def convert_action(fields: Fields, action: Fields) -> tuple[str, Fields]:
 
 
 def convert_sdk_tasks(items: Any) -> list[dict[str, str]]:
-    """Return the items of a task list; those of the SDK have no names of their own."""
+    """Return the items of a task list; those of the SDK have no ids."""
     return [item | {"id": f"task-{number}"} for number, item in enumerate(convert_tasks(items), 1)]
 
 
@@ -50,7 +50,7 @@ def join_texts(parts: Any) -> str:
 
 
 def read_costs(state: Fields) -> dict[str, Fields]:
-    """Return the cost of each reply, by its id; costs name no reply there, but are in the same order."""
+    """Return the cost of each reply, by its id. The SDK's costs name no reply, but are in the same order."""
     found: dict[str, Fields] = {}
     for metrics in _metrics(state):
         usages, costs = (list(map(to_object, _list(metrics.get(name)))) for name in ("token_usages", "costs"))

@@ -1,8 +1,8 @@
 """The ids of conversations as UUIDs, which is the form that OpenHands' clients use.
 
-An id that Deckhands makes has 128 bits, and so has a UUID: each stands for exactly one of the other kind. Ids made from
+An id made by Deckhands has 128 bits, like a UUID, so each corresponds to exactly one of the other kind. Ids made from
 an idempotency key, those of delegates, and ids of up to 19 characters that a program has chosen, are packed into UUIDs
-of version 8. An id that is a UUID stands for itself. A longer id of another form has a UUID of version 5.
+of version 8. An id that is a UUID stands for itself. A longer id of another form becomes a UUID of version 5.
 
 Holds: the UUID of a conversation never changes, in any process.
 """
@@ -49,7 +49,10 @@ def to_uuid(conversation_id: str) -> UUID:
 
 
 def from_uuid(uuid: UUID) -> str:
-    """Return the conversation that a UUID stands for, unless its id is the UUID, or a longer one of version 5."""
+    """Return the conversation id in the form of Deckhands for a UUID.
+
+    It is another id if the conversation's own id is the UUID itself, or a longer id with a UUID of version 5.
+    """
     return unpack_id(uuid) or _to_base32(uuid.int)
 
 
@@ -61,7 +64,7 @@ def _pack(length: int, number: int) -> UUID:
 
 
 def unpack_id(uuid: UUID) -> str | None:
-    """Return the id that is packed into a UUID; None if none is."""
+    """Return the id that is packed into a UUID; None if it contains none."""
     value = uuid.int
     if value >> 76 & 0xF != 0x8 or value >> 62 & 0b11 != 0b10:
         return None

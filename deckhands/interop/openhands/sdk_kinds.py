@@ -1,8 +1,8 @@
 """The tools of OpenHands' SDK (V1) that match ours, and the fields of their actions and observations.
 
-Holds: every result is accepted by the SDK's classes, which allow no other fields. What has no counterpart becomes
-`MCPToolAction` and `MCPToolObservation`, which hold any arguments and any content, and which every client knows
-because they belong to the SDK itself.
+Holds: every result is accepted by the SDK's classes, which allow no other fields. Actions and observations without a
+counterpart become `MCPToolAction` and `MCPToolObservation`, which hold any arguments and any content. Every client
+knows these two, because they belong to the SDK itself.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ TOOL_MODULES: Mapping[str, str] = {tool.name: tool.module for tool in TOOLS.valu
 
 
 def to_sdk_tool_name(name: str) -> str:
-    """Return the name of a tool in the SDK; its own if it has no counterpart."""
+    """Return the name of a tool in the SDK; its own name if it has no counterpart."""
     return TOOLS[name].name if name in TOOLS else name
 
 
@@ -141,7 +141,7 @@ def to_sdk_images(event: Event) -> list[Fields]:
 
 
 def read_arguments(action: Action, arguments: str | None) -> Fields:
-    """Return the arguments of a call: as the model wrote them, or made from the action if it wrote none."""
+    """Return the arguments of a call as the model wrote them, or made from the action without such."""
     try:
         given = parse_json(arguments or "{}") if arguments is not None else None
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """The state of a conversation as OpenHands' SDK (V1) writes it: in a directory, as `ConversationInfo`, and in updates.
 
-Holds: a state is a fold of the log, so any process gives the same one. The metrics of each use of a model
-(`agent`, `condenser`, `critic`) name the replies as the events do.
+Holds: a state is a fold of the log, so it is the same in every process. The metrics of each use of a model (`agent`,
+`condenser`, `critic`) use the same ids of replies as the events.
 Does not: contain keys, addresses of models or secrets: those stay with the workers.
 """
 
@@ -69,11 +69,11 @@ _TOOL_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class SdkPlace:
-    """Where a conversation is, as its reader names it.
+    """The location of a conversation, as named by its reader.
 
     Attributes:
         working_dir: the workspace's directory.
-        persistence_dir: the directory that the events are in; None if there is none.
+        persistence_dir: the directory of the events; None if there is none.
     """
 
     working_dir: str = "workspace"
@@ -82,7 +82,7 @@ class SdkPlace:
 
 @dataclass(slots=True)
 class SdkConversation:
-    """A conversation as the SDK sees it: its events and its state; feed it every event from the first one on.
+    """A conversation in the SDK's form: its events and its state. Feed it every event from the first one on.
 
     Attributes:
         state: of the agent.
@@ -110,7 +110,7 @@ class SdkConversation:
         self.translation = SdkTranslation(self.conversation_id)
 
     def add(self, event: Event) -> list[Fields]:
-        """Add the next event of the log, and return the events of the SDK that can now be given."""
+        """Add the next event of the log, and return the events of the SDK that are now complete."""
         found = self.translation.add(event)
         self.event_count += len(found)
         self._updated = event.timestamp or self._updated
@@ -138,7 +138,7 @@ class SdkConversation:
         return found
 
     def end(self) -> list[Fields]:
-        """Return the events that are still held; the log has no further events."""
+        """Return the events that are still held back, because the log has ended."""
         found = self.translation.end()
         self.event_count += len(found)
         return found
@@ -289,7 +289,7 @@ def find_tool_modules(agent: AgentSpec) -> dict[str, str]:
 
 
 def _split_command(command: str) -> list[str]:
-    """Return the words of a command line; one for bash if it is more than words."""
+    """Return the words of a command line; a call of bash if it is not just words."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -298,7 +298,7 @@ def _split_command(command: str) -> list[str]:
 
 
 def to_sdk_policy(policy: ConfirmationPolicy) -> Fields:
-    """Return a confirmation policy of the SDK; a plug-in's is `AlwaysConfirm` there."""
+    """Return a confirmation policy of the SDK; a plug-in becomes `AlwaysConfirm`."""
     match policy.mode:
         case "never":
             return {"kind": "NeverConfirm"}

@@ -1,9 +1,10 @@
 """The cost of the model calls in a recording.
 
-OpenHands copies the running totals onto every action (4.7); here each reply has its own cost, and totals are computed.
+OpenHands copies the running totals onto every action (4.7). In our log, each reply has its own cost, and totals are
+computed.
 
 Holds: the costs and tokens of the replies add up to the totals of the recording, including calls without an event, such
-as a condenser's or those of a delegate. If the totals restart because the recording was resumed, they are added.
+as those of a condenser or a delegate. If the totals restart because the recording was resumed, they are added.
 """
 
 from __future__ import annotations

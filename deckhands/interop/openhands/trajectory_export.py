@@ -119,7 +119,7 @@ class _TrajectoryWriter:
         return {key: value for key, value in (head | body).items() if value is not None}
 
     def _fields_of(self, event: Event, family: str, name: str) -> tuple[Fields, Fields]:
-        """Return the fields that the original accepts, and the further ones of ours."""
+        """Return the fields that the original accepts, and our further fields."""
         wire = {key: value for key, value in event.wire().items() if key not in HEAD}
         defaults = {name: field.default for name, field in type(event).model_fields.items()}
         wire |= {field: self._id_of(wire[field]) for field in EARLIER_EVENTS if field in wire}
@@ -149,7 +149,7 @@ class _TrajectoryWriter:
         return to_reply_extension(reply, seen=self._place_of(reply.seen_id), has_response=has_response)
 
     def _id_of(self, event_id: int | None) -> int | None:
-        """Return the place of an event in the trajectory; None if it is not there."""
+        """Return the place of an event in the trajectory; None if it has none."""
         place = self._place_of(event_id) if event_id else -1
         return place if place >= 0 and self._ids[place] == event_id else None
 
@@ -158,7 +158,7 @@ class _TrajectoryWriter:
         return bisect_right(self._ids, event_id) - 1
 
     def _convert_forgotten(self, event: CondensationAction) -> Fields:
-        """Return the forgotten events, by their ids there; a range covers the written ones."""
+        """Return the forgotten events by their ids in the trajectory; a range covers the written events."""
         start, end = event.forgotten_events_start_id, event.forgotten_events_end_id
         if start is None or end is None:
             places = (self._id_of(event_id) for event_id in event.forgotten_event_ids or ())
@@ -170,7 +170,7 @@ class _TrajectoryWriter:
 
 
 def _name_of(event: Event) -> tuple[str, str]:
-    """Return the family and the name of an event there; no name if it has none."""
+    """Return the family and the name of an event in OpenHands; an empty name if it has none."""
     family = event.kind.partition(".")[0]
     names = list_names(event.kind)
     if event.kind == "observation.finish_verdict":
@@ -219,7 +219,7 @@ def _success_of(event: Event, name: str) -> bool | None:
 
 
 def _message_of(event: Event, name: str) -> str:
-    """Return the readable sentence of an event; empty where the original has none."""
+    """Return the readable sentence of an event; empty if the original has none."""
     match event:
         case Observation() if name in ("delegate", "agent_state_changed", "loop_detection"):
             return ""

@@ -1,12 +1,12 @@
 """A trajectory of OpenHands V0, a JSON list of events, as a log (OpenHands 3.4).
 
-Names and fields of actions and observations are the same here. A model's reply differs: there it is a copy in every
-event it led to, here a separate event. A trajectory that Deckhands has written has more data, under `EXTENSION`.
+Names and fields of actions and observations are the same in both. Only model replies differ: OpenHands has a copy in
+every resulting event, Deckhands a separate event. A trajectory written by Deckhands has more data, under `EXTENSION`.
 
 Holds: events get ids from 1 without gaps, replies come before their actions, and references point to the right earlier
-events or nowhere. An unreadable event costs only that event. An action without a result gets a substitute, so that an
+events or nowhere. An unreadable event affects no other event. An action without a result gets a substitute, so that an
 import never runs it again.
-Does not: judge OpenHands' decisions: an imported log counts as inherited, like that of a fork.
+Does not: judge OpenHands' decisions, because an imported log counts as inherited, like that of a fork.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _TrajectoryReader:
         return [created, *self._events]
 
     def _add_record(self, index: int, position: int, record: Fields) -> None:
-        """Add a recorded event; of an unreadable one, at most its reply or the end of its action is kept."""
+        """Add a recorded event; of an unreadable event, at most its reply or the end of its action is kept."""
         family, name = parse_record_name(record)
         own_id = record.get("id")
         key: Hashable = own_id if type(own_id) is int else ("position", position)
@@ -275,7 +275,7 @@ class _TrajectoryReader:
     # Replies
 
     def _add_replies(self, extension: Fields, record: Fields) -> None:
-        """Append the replies in a record of ours, as they were in the original log."""
+        """Append the replies in a record written by Deckhands, as they were in the original log."""
         replies = extension.get("replies")
         for given in replies if isinstance(replies, list) else ():
             metadata = to_object(record.get("tool_call_metadata"))
@@ -306,7 +306,7 @@ class _TrajectoryReader:
         }
 
     def _is_step(self, record: Fields, name: str) -> bool:
-        """Return whether a reply led to an action of the agent that belongs to no call."""
+        """Return whether a reply caused an action of the agent without a tool call."""
         if self._shape.is_ours or name == "system":
             return False
         return name == "message" or ("llm_metrics" in record and self._spending.has_rest())

@@ -1,7 +1,7 @@
 """Convert the fields of a V0 event to ours, whichever version of OpenHands wrote it (OpenHands 3.4).
 
 Holds: fields with other names or places in older versions are found (`translated_ipython_code`, `exit_code`,
-`is_confirmed`, …); a value that OpenHands accepts and we do not is converted if its meaning is clear.
+`is_confirmed`, …); a value that only OpenHands accepts is converted if its meaning is clear.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def convert_observation(record: Fields) -> dict[str, Any]:
 
 
 def convert_tasks(items: Any) -> list[dict[str, str]]:
-    """Return the items of a task list, with fields of any type; items that are not objects are dropped."""
+    """Return the items of a task list, whose fields may have any type. Items that are not objects are dropped."""
     found = enumerate((item for item in items if isinstance(item, dict)) if isinstance(items, list) else (), 1)
     return [
         {

@@ -92,7 +92,7 @@ OTHER_TOOLS = {"action": "call_tool_mcp", "observation": "mcp"}
 def list_names(kind: str) -> tuple[str, ...]:
     """Return the names of a kind in a trajectory; none if it does not occur there.
 
-    Other events of ours that the model sees are written as calls of another tool, so no other kind needs an entry here.
+    Our other events for the model are written as calls of another tool, so their kinds need no entry here.
     """
     family, _, name = kind.partition(".")
     if family not in FAMILIES or kind not in Event.KINDS:

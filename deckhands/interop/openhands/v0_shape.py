@@ -1,7 +1,7 @@
 """The structure of a whole V0 trajectory: the events of delegates, and the actions with results.
 
 OpenHands writes the events of a delegate into its parent's stream, between the delegating action and the observation of
-its result (OpenHands 5), and leaves them out of the parent's history again.
+its result (OpenHands 5), and leaves them out when it reads the parent's history.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ ROWS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class DeadConversation:
-    """A dead conversation, which no worker claims any more.
+    """A dead conversation, which no worker claims.
 
     Attributes:
-        workers: those that died while it acted, as far as the store remembers them, the latest last.
+        workers: the workers that died while it acted, as far as the store still knows them, the latest last.
         died: when each of them was found dead, in ISO 8601.
         last_error: the error that ended the conversation; empty if none is recorded yet.
         tenant: its tenant; empty for none.
@@ -38,7 +38,7 @@ async def find_dead_conversations(
     """Return the dead conversations, oldest first.
 
     Args:
-        labels: only those that have all of them.
+        labels: only conversations with all of these labels.
         has_causes: name the workers that died with them.
     """
     wanted = labels or {}

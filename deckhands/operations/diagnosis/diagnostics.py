@@ -1,6 +1,7 @@
 """Checks of this machine's support for workspaces, by a separate `tool_worker` process; and of the settings.
 
-Read a store without changing it: connections that load no functions, and checks that tolerate a missing right.
+It also reads a store without changing it, by connections that load no functions and checks that tolerate a missing
+right.
 
 Holds: only commands that read. A missing right of the store user becomes a finding and hides no other finding.
 """
@@ -61,7 +62,7 @@ PACKAGES = ("broker", "controller_worker", "tool_worker", "deckhands")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: its name, whether it passed or must pass, a line of detail, and a remedy."""
+    """The result of one check: its name, whether it passed, whether it must pass, a line of detail, and a remedy."""
 
     name: str
     is_good: bool
@@ -87,7 +88,7 @@ def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def examine_packages() -> list[Finding]:
-    """Look for another installed distribution with a package of our names: the later one has replaced files."""
+    """Look for another installed distribution with a package of the same name, which may have replaced our files."""
     owners = packages_distributions()
     shared = {name: sorted({*owners.get(name, ())} - {"deckhands"}) for name in PACKAGES}
     others = [f"{name} is also installed by {', '.join(found)}" for name, found in shared.items() if found]
@@ -193,7 +194,7 @@ def examine_retention(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def find_sandbox_fault(environment: Mapping[str, str]) -> str | None:
-    """Return why no requested sandbox works here; None: one does, or `none` is requested. Blocks."""
+    """Return why no requested sandbox works here; None if one does, or if `none` is requested. Blocks."""
     demanded = BrokerSettings.from_env(environment).sandbox
     if demanded == "none":
         return None

@@ -23,7 +23,7 @@ async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
     the checks that this user may not perform.
 
     Args:
-        sample: how many logs to check; None: all, 0: none.
+        sample: how many logs to check; None for all, 0 for none.
     """
     connection = connect(url)
     findings: list[Finding] = []

@@ -55,7 +55,7 @@ async def read_logs(store: Store, *, sample: int | None, workers: Collection[str
     """Examine all conversations, and the logs of a sample.
 
     Args:
-        sample: the number of logs, spread over the index and including the newest; None: all.
+        sample: the number of logs, spread over the index and including the newest; None for all.
         workers: the known workers.
     """
     seen = LogFindings(of=await Conversations(store).count())

@@ -35,8 +35,9 @@ class WorkerReport:
     """A worker's report about itself.
 
     Attributes:
-        left_seconds: time until its heartbeat expires; negative: time since it expired.
-        clock_seconds: how far its clock is ahead of the server's, less the age of its report; None: not reported.
+        left_seconds: time until its heartbeat expires; negative after that.
+        clock_seconds: how far its clock is ahead of the server's, corrected by the age of its report; None if not
+            reported.
     """
 
     worker_id: str

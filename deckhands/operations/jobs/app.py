@@ -23,5 +23,5 @@ register(app, service, loop_thread, JOBS)
 
 @inspect_command(name="conversations")  # type: ignore[untyped-decorator]
 def conversations(_state: Any) -> list[str]:
-    """Return nothing: jobs own no conversation."""
+    """Return an empty list, because jobs own no conversation."""
     return []

@@ -1,4 +1,4 @@
-"""The scheduler of the beat: celery-redbeat's, which trusts only the time of a job's last run in Celery's broker.
+"""The scheduler of the beat: celery-redbeat's, but it trusts only the time of a job's last run in Celery's broker.
 
 Holds: the application alone decides which jobs are sent, and how often. A client that can write to the broker cannot
 make the beat send anything else; an unreadable entry counts as never sent. A key of another type is removed, and so is
@@ -72,7 +72,7 @@ class JobEntry(RedBeatSchedulerEntry):  # type: ignore[misc]
         """Return the entry of a key.
 
         Raises:
-            KeyError: it does not exist yet, or the application has no such job.
+            KeyError: the entry does not exist yet, or the application has no such job.
         """
         if not get_redis(app).exists(key):
             raise KeyError(key)
@@ -113,7 +113,7 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
 
     @property
     def schedule(self) -> dict[str, JobEntry]:
-        """All jobs by name; there are few."""
+        """All jobs by name."""
         return {name: JobEntry.load_job(name, self.app) for name in self.app.conf.beat_schedule}
 
     def tick(self, *arguments: Any, **options: Any) -> float:

@@ -1,8 +1,8 @@
 """The Celery application of jobs: the tasks `deckhands.jobs.*` on the queue of that name, and the beat that sends them.
 
 Holds: if a job's worker died, the job comes back after `VISIBILITY_SECONDS`, which is longer than any job may take.
-Unacknowledged messages have their own keys, so that this time affects no other application on the same broker. Of any
-number of beats, one sends: it holds a lock, and another takes over when the lock expires.
+Unacknowledged messages have their own keys, so that this time affects no other application on the same broker. Of
+several beats, only the one with the lock sends; another takes over when the lock expires.
 Does not: keep messages that Celery's broker loses. A periodic job is sent again when it is next due.
 Keys, in Celery's broker: `deckhands:beat:*`.
 """
@@ -96,7 +96,7 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
 def run_beat_until(is_over: threading.Event) -> None:
     """Send the periodic jobs until the event is set, in a thread beside a jobs worker, with its application.
 
-    A failure of the beat, such as a broker that is gone, ends nothing else: the beat starts again.
+    A failure of the beat, such as an unavailable broker, affects nothing else; the beat is restarted.
     """
     from deckhands.operations.jobs.app import app
 

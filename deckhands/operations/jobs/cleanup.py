@@ -1,7 +1,7 @@
 """The jobs that remove data without use: checkpoints, orphaned keys, and old entries in the record of operations.
 
-`checkpoints` removes the checkpoints of conversations that are neither in the store nor in the archive;
-`tool_worker.workspace.checkpoints.removal` does it in a separate process.
+`checkpoints` removes the checkpoints of conversations that are neither in the store nor in the archive, by
+`tool_worker.workspace.checkpoints.removal` in a separate process.
 
 `orphans` removes keys of conversations that do not exist, and completes interrupted deletions. A process that dies
 between two writes leaves such keys, for example a large text whose event was never appended. A server that dies while
@@ -12,7 +12,7 @@ it answers a question leaves a fork, which is deleted too.
 Holds: a checkpoint is kept while its conversation is in the store or in the archive, and while a fork of it is in the
 store, unless the key of the fork was deleted. If the archive or the store does not answer, everything is kept. A key is
 removed only if its conversation has no meta hash and the key was not touched for an hour. Keys of a conversation that
-is being created are younger. Entries that cannot be read are removed with the entries after them.
+is being created are younger. Unreadable entries are removed with the entries after them.
 Does not: touch keys outside of conversations.
 """
 
@@ -173,7 +173,7 @@ async def sweep_store(store: Store, untouched_seconds: int) -> dict[str, int]:
 
 
 def _parse_conversation(key: bytes) -> ConversationKeys | None:
-    """Return the keys of the conversation that a key belongs to; None: of none."""
+    """Return the keys of the conversation that a key belongs to; None if it belongs to none."""
     parts = key.decode(errors="replace").split(":")
     shard = parts[1][1:-1] if len(parts) > 4 and parts[2] == "c" and parts[3] else ""
     return ConversationKeys(ShardKeys(int(shard)), parts[3]) if shard.isascii() and shard.isdigit() else None

@@ -50,7 +50,7 @@ class JobServices:
     """The services available to every job.
 
     Attributes:
-        send: sends another job; None: this worker cannot send jobs.
+        send: sends another job; None if this worker cannot send jobs.
         request: makes a request to a webhook; see `send_request`.
         slots: for calls to systems outside the cluster, a few for each tenant.
     """
@@ -78,9 +78,9 @@ class Job:
     Attributes:
         name: its Celery task is `deckhands.jobs.<name>`.
         run: the function. Idempotent: it runs again after a crash, and two runs may overlap for a moment.
-        every_seconds: the period at which a beat sends it, without arguments; None: it is sent only on request.
-        has_work: asks the store, in one round trip or two, whether a run would find anything. If given, every jobs
-            worker asks at each `poll_seconds` and runs the job without a message; the beat's runs only make sure.
+        every_seconds: the period at which a beat sends it, without arguments; None if it is sent only on request.
+        has_work: asks the store, in one round trip or two, whether a run would find work. If given, every jobs worker
+            calls it at each `poll_seconds` and runs the job without a message; the beat's runs are only a safeguard.
         limit_seconds: the time limit of a run.
         retries: how often it is retried after a transient error.
         has_result: whether Celery keeps its result, and monitors get its events.
@@ -101,7 +101,7 @@ class Job:
     poll_seconds: float = 0.0
 
     async def run_within_limits(self, services: JobServices, *arguments: Any, **options: Any) -> Any:
-        """Run the job, within its time limit, and return its result; `BUSY` if it is alone and another run is there."""
+        """Run the job within its time limit and return its result; `BUSY` if an exclusive job is already running."""
         async with asyncio.timeout(self.limit_seconds):
             if not self.is_alone:
                 return await self.run(services, *arguments, **options)

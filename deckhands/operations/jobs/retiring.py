@@ -3,12 +3,12 @@
 `retire` applies the retention policy, which moves most conversations into the archive. `restore` brings one back, for
 clients that reach Celery but not the archive.
 
-Holds: a conversation is deleted from the store only if its file was read back and checked, or if a rule says so. A run
-that is killed leaves it in the store or in the archive; the next run completes the work. A conversation goes only if it
-is settled and old enough, and unchanged since its log was read: a new message keeps it. Delegates go with their parents
-and not before, if their own log names the parent.
-Does not: delete a conversation that cannot be archived, such as one with a damaged log; the worker logs it and it
-stays.
+Holds: a conversation is deleted from the store only if its file was read back and checked, or if a rule says so. If a
+run is killed, each conversation is still in the store or in the archive; the next run completes the work. A
+conversation is removed only if it is settled, old enough, and unchanged since its log was read, so a new message keeps
+it. Delegates are removed together with their parents, never earlier, if their own log names the parent.
+Does not: delete a conversation that cannot be archived, such as one with a damaged log; it stays, and the worker logs
+this.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class _RetirementRun:
         return rests and self.retention.youngest is not None and age >= self.retention.youngest.total_seconds()
 
     def _may_go(self, row: ConversationRow) -> bool:
-        """Return whether a conversation may go now, before its log is read, which names its parent."""
+        """Return whether a conversation may be removed, as far as known without its log, which names its parent."""
         is_known = row.tenant or all(rule.tenant is None for rule in self.retention.rule)
         return not is_known or self._rule_for(row, row.tenant) is not None
 

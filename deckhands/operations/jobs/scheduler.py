@@ -69,7 +69,7 @@ async def start_due(client: Client, book: ScheduleRepository, now: datetime) -> 
 
 
 def _select_some(names: list[str], limit: int, now: datetime) -> list[str]:
-    """Return a random selection of at most this many, so that all get a turn."""
+    """Return a random selection of limited size, so that all get a turn."""
     if len(names) <= limit:
         return names
     start = int(now.timestamp() / TICK_SECONDS) * STRIDE % len(names)

@@ -26,7 +26,7 @@ class JobsService:
 
     Args:
         send: sends another job.
-        jobs: all jobs; those with `has_work` are run here when they have some.
+        jobs: all jobs; those with `has_work` run here when they have work.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""All jobs, in one table; a new job is one more line here.
+"""All jobs, in one table; a new job is a new line here.
 
-A beat sends those with `every_seconds`. Those that must run soon after their work appears have `has_work` too: each
+A beat sends those with `every_seconds`. Jobs that must run soon after their work appears also have `has_work`: each
 jobs worker asks the store, which costs a thousandth of a message through Celery.
 """
 
@@ -50,7 +50,7 @@ JOBS = (
 
 
 def schedule(jobs: tuple[Job, ...] = JOBS) -> dict[str, Any]:
-    """Return Celery's `beat_schedule`. A task that no worker has started when it is next due is dropped."""
+    """Return Celery's `beat_schedule`. A task is dropped if no worker has started it by the time it is due again."""
     return {
         job.name: {
             "task": f"{JOBS_PREFIX}{job.name}",

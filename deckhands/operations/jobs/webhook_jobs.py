@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 async def has_news(services: JobServices) -> bool:
-    """Return whether there are webhooks, or remains of removed ones."""
+    """Return whether there are webhooks, or leftovers of removed ones."""
     return await open_repository(services).has_work()
 
 

@@ -3,9 +3,9 @@
 The census of workers has the role, heartbeat, figures and streams of each.
 
 Holds: a count reads the newest `MOST_COUNTED` conversations, `PAGE` at a time; the number left out is known. Labels
-come from fixed sets of states and reasons, whatever is in the store. At most `MAX_WORKERS`; a role is one of `ROLES` or
-`other`, whatever a worker reports.
-Keys: reads `deck:{k}:index` and `deck:{k}:c:<id>:meta`, reads `deck:{0}:workers` and `deck:{0}:worker:<w>:about`.
+come from fixed sets of states and reasons, whatever is in the store. At most `MAX_WORKERS` workers are read; a role is
+one of `ROLES` or `other`, whatever a worker reports.
+Keys: reads `deck:{k}:index`, `deck:{k}:c:<id>:meta`, `deck:{0}:workers` and `deck:{0}:worker:<w>:about`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class WorkerMetrics:
     """One worker.
 
     Attributes:
-        left_seconds: time until its heartbeat expires; not positive once it has expired.
+        left_seconds: time until its heartbeat expires; 0 or negative after that.
         figures: by name and label; see `Figures`.
         routes: of the action streams that it reads.
     """

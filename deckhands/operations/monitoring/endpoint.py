@@ -3,7 +3,7 @@
 Another server can mount `metrics_app` too.
 
 Holds: every request needs the token, also on the loopback, which agents may reach. Requests cause at most one read of
-the store per second. Connections are limited, and anything but a short GET gets a 4xx.
+the store per second. Connections are limited, and any request except a short GET gets a 4xx.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Exposition:
     """The metrics of one cluster.
 
     Args:
-        celery: a connection to Celery's broker; None: its metrics are left out.
+        celery: a connection to Celery's broker; None to leave out its metrics.
         own: returns the figures of this server, such as the open streams of a server.
         sees_inbox: this process has the right to read the inbox.
     """

@@ -1,11 +1,11 @@
-"""The recent figures of the cluster, kept in the store: of an hour every 5 s, of a day every minute.
+"""The recent figures of the cluster, kept in the store: every 5 s for an hour, every minute for a day.
 
-The servers keep them: whichever holds the lease takes the samples of all. A sample of a minute has the means of its
-rates, and the largest age.
+The servers keep them: the one with the lease takes all samples. A sample for a minute has the means of the rates, and
+the largest age.
 Holds: at most `HOUR.kept` and `DAY.kept` samples of 200 bytes, half a megabyte in all. The id of a sample is its place
-in time by the store's clock, so two servers never write the same one twice.
-Does not: fill the times at which no server ran or the store was away; keep figures of single tenants.
-Who may forge it: servers and the operator. A sample that cannot be read is left out.
+in time by the store's clock, so two servers never write the same sample twice.
+Does not: fill gaps, in which no server ran or the store was unavailable; keep figures of single tenants. Who may forge
+it: servers and the operator. A sample that cannot be read is left out.
 Keys: `deck:{0}:history:hour`, `deck:{0}:history:day`, `deck:{0}:history:lease`.
 """
 
@@ -39,7 +39,7 @@ Value = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """One series: its name, the seconds between two samples, and how many are kept."""
+    """One series: its name, the seconds between two samples, and the number of kept samples."""
 
     name: str
     step_seconds: int
@@ -104,7 +104,7 @@ class History:
         return found
 
     async def keep(self) -> None:
-        """Take samples until it is cancelled. Errors of the store end no sampling."""
+        """Take samples until it is cancelled. Errors of the store do not end this."""
         while True:
             seconds = float(HOUR.step_seconds)
             try:
@@ -183,7 +183,10 @@ def _growth(
     values: Mapping[tuple[Family, tuple[str, ...]], float],
     family: Family,
 ) -> float:
-    """Return how much a counter has grown; one of a worker that has started since counts from its next sample on."""
+    """Return the growth of a counter.
+
+    The counter of a worker that started since then counts from the next sample on.
+    """
     return sum(max(0.0, value - before[key]) for key, value in values.items() if key[0] is family and key in before)
 
 

@@ -1,9 +1,9 @@
 """The depth and the wait of each queue: the ready streams, the action streams, the inbox, Celery's lists.
 
-Holds: the streams of nodes count together, because there may be as many as machines; of pools, the first
-`MAX_LABEL_VALUES` count by name. A stream with a forged name is not queried.
-Does not: know pools that no worker serves and no tool is offered for; know how long an entry of a Celery list had
-waited before this process first read the list.
+Holds: the streams of nodes count together, because there may be as many as machines; only the first `MAX_LABEL_VALUES`
+pools count by name. A stream with a forged name is not queried.
+Does not: know pools without a worker and an offered tool; know how long an entry of a Celery list waited before this
+process first read the list.
 Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:inbox…`, `deck:producers`.
 """
 

@@ -47,9 +47,9 @@ class KeyStatus:
     Attributes:
         name: the environment variable that contains it, or `own`.
         in_flight: calls in flight.
-        blocked_seconds: the remaining wait that the provider asked for; 0: none.
-        share: the part of its limits in use, reduced after the provider has refused calls; 1: all.
-        binds: the limit that blocks further calls now; empty: none does.
+        blocked_seconds: the remaining wait requested by the provider; 0 for none.
+        share: the part of its limits in use, reduced after the provider has refused calls; 1 for all.
+        binds: the limit that blocks further calls now; empty if none does.
     """
 
     name: str

@@ -34,8 +34,8 @@ class StoredSchedule:
     """A schedule in the store.
 
     Attributes:
-        due: its next tick; None: it is paused, or there are no more.
-        known: the progress as it was written, perhaps by another version; empty: there is none.
+        due: its next tick; None if it is paused, or if there are no more.
+        known: the progress as it was written, perhaps by another version; empty if there is none.
     """
 
     schedule: Schedule
@@ -69,8 +69,9 @@ class ScheduleRepository:
 
         Raises:
             ScheduleConflict: the name is taken, or there are too many schedules.
-            UsageError: a tick could not start the task: it is for a single conversation, or no running worker knows
-                its agent, policy or analyzer, offers a model or one of its tools, or takes the directory.
+            UsageError: a tick could not start the task, because a field is for a single conversation, or no running
+                worker knows its agent, policy or analyzer, offers a model or one of its tools, or accepts the
+                directory.
         """
         request = _prepare_request(schedule.name, request)
         await find_runnable_agent(self._store, request, request.agent_spec(), offers_limit_seconds=offers_limit_seconds)
@@ -95,10 +96,11 @@ class ScheduleRepository:
         """Delete a schedule; conversations that it started continue.
 
         Args:
-            check: raises unless the caller may remove the schedule as it is now; exactly that version is removed.
+            check: raises unless the caller may remove the current version of the schedule; only that version is
+                removed.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: there is no schedule with this name.
         """
         while True:
             text = await self._text(name)
@@ -111,10 +113,11 @@ class ScheduleRepository:
         """Pause or resume a schedule, and return its next tick. Idempotent.
 
         Args:
-            check: raises unless the caller may change the schedule as it is now; exactly that version is changed.
+            check: raises unless the caller may change the current version of the schedule; only that version is
+                changed.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: there is no schedule with this name.
         """
         while True:
             text = await self._text(name)
@@ -139,7 +142,7 @@ class ScheduleRepository:
         """Return one schedule.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: there is no schedule with this name.
             CorruptEntry: its stored form cannot be read.
         """
         names = self._store.find_home(name)
@@ -164,7 +167,7 @@ class ScheduleRepository:
         return [name.decode(errors="backslashreplace") for found in each for name in found][:MAX_SCHEDULES]
 
     async def has_work(self) -> bool:
-        """Return whether a schedule is due by this process' idea of the store's time, or has queued ticks."""
+        """Return whether a schedule is due by this process's estimate of the store's time, or has queued ticks."""
         if any(await self._find_due(to_millis(self._store.clock.now()), 1)):
             return True
         known = await self._store.call_many([("HLEN", names.schedules_status) for names in self._store.all_shards])
@@ -184,7 +187,7 @@ class ScheduleRepository:
         return waiting, failing
 
     async def move(self, entry: StoredSchedule, standing: ScheduleStatus, due: datetime | None) -> bool:
-        """Write a schedule's progress; False: it was removed, or another worker has advanced it."""
+        """Write a schedule's progress; return False if it was removed or another worker has advanced it."""
         name = entry.schedule.name
         names = self._store.find_home(name)
         reply = await self._store.call_function(
@@ -199,7 +202,7 @@ class ScheduleRepository:
         return bool(reply == ["moved"])
 
     async def quarantine(self, name: str) -> None:
-        """Quarantine an unreadable schedule: it is not due any more, and stays in the store for inspection."""
+        """Quarantine an unreadable schedule: it is no longer due, and stays in the store for inspection."""
         names = self._store.find_home(name)
         await self._store.call_many([("ZREM", names.schedules_due, name), ("HDEL", names.schedules_status, name)])
 
@@ -207,9 +210,9 @@ class ScheduleRepository:
         """Return the task that each tick submits.
 
         Raises:
-            SecretsLocked: it has secrets, and no key here decrypts them.
-            UsageError: this version cannot use it.
-            CorruptEntry: it cannot be read.
+            SecretsLocked: the task has secrets, and no key here decrypts them.
+            UsageError: this version cannot use the task.
+            CorruptEntry: the task cannot be read.
         """
         text = schedule.request
         try:
@@ -253,7 +256,7 @@ class ScheduleRepository:
         """Return the stored text of a schedule.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: there is no schedule with this name.
         """
         text = await self._store.call("HGET", self._store.find_home(name).schedules, name)
         if text is None:

@@ -56,7 +56,7 @@ class Schedule(BaseModel):
         cron: five fields: minute, hour, day of the month, month, day of the week.
         zone: the time zone of the expression, such as `Europe/Berlin`.
         overlap: see `Overlap`.
-        catch_up_seconds: how late a missed tick may still start; of several, only the latest does.
+        catch_up_seconds: how late a missed tick may still start. Of several missed ticks, only the latest starts.
         is_paused: no tick starts, and ticks during the pause are not made up for.
         request: the task that each tick submits: a `TaskSpec` as JSON.
         is_sealed: `request` is encrypted, because it has secrets.
@@ -74,7 +74,7 @@ class Schedule(BaseModel):
     is_sealed: bool = False
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """Return the first tick after a time, in UTC; None: there are no more."""
+        """Return the first tick after a time, in UTC; None if there are no more."""
         found = next(CronSim(self.cron, moment.astimezone(ZoneInfo(self.zone))), None)
         return None if found is None else found.astimezone(UTC)
 
@@ -90,10 +90,11 @@ class ScheduleStatus(BaseModel):
     Attributes:
         last_tick: the latest that started a conversation.
         conversation_id: the id of that conversation.
-        queued: ticks that wait until it has settled, in order.
-        begun: the number of ticks that started a conversation; `skipped`: by the overlap policy; `missed`: too late.
-        error: the error of the latest tick that could not start; empty: it could.
-        failing_since: when the first of `queued` failed to start; None: it was not tried, or others could start.
+        queued: ticks that wait until the current conversation has settled, in order.
+        begun: the number of ticks that started a conversation; `skipped` ones by the overlap policy, `missed` ones
+            because they were too late.
+        error: the error of the latest tick; empty if it started.
+        failing_since: when the first of `queued` failed to start; None if it was not tried, or others could start.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -113,9 +114,9 @@ class DueTicks:
     """The due ticks of a schedule.
 
     Attributes:
-        tick: the latest that is not too late; None: there is none.
+        tick: the latest tick that is not too late; None if there is none.
         missed: the number of other due ticks.
-        next: the first future tick; None: there are no more.
+        next: the first future tick; None if there are no more.
     """
 
     tick: datetime | None

@@ -1,7 +1,7 @@
 """The webhooks of a store and their deliveries.
 
-Holds: a secret is shown once, when a webhook is created; the store has it encrypted. The deliveries of a conversation
-to a webhook form a line, and one worker at a time has a line. See `broker/log/lua/webhooks.lua`.
+Holds: a secret is shown once, when a webhook is created; the store has only its encrypted form. The deliveries of a
+conversation to a webhook form a line, and one worker at a time has a line. See `broker/log/lua/webhooks.lua`.
 Does not: keep more than `KEPT` finished deliveries of a webhook.
 Keys: `deck:{k}:webhooks…`, `deck:{k}:webhook:<id>:…` in the shard of the webhook's id; `deck:{k}:hooked`, and the field
 `hooked` of `deck:{k}:clock` in every shard.
@@ -77,7 +77,7 @@ class WebhookRepository:
 
         Args:
             form: see `Webhook`.
-            token: for A2A, sent back to the receiver; empty: none.
+            token: for A2A, sent back to the receiver; empty for none.
 
         Raises:
             UsageError: the tenant has too many webhooks.
@@ -135,7 +135,7 @@ class WebhookRepository:
         """Return one webhook.
 
         Raises:
-            UnknownWebhook: there is none.
+            UnknownWebhook: there is no such webhook.
         """
         return (await self._load(webhook_id))[0]
 
@@ -143,10 +143,10 @@ class WebhookRepository:
         """Remove a webhook and its deliveries.
 
         Args:
-            check: raises unless the caller may remove the webhook as it is now; exactly that version is removed.
+            check: raises unless the caller may remove the current version of the webhook; only that version is removed.
 
         Raises:
-            UnknownWebhook: there is none.
+            UnknownWebhook: there is no such webhook.
         """
         while True:
             hook, text = await self._load(webhook_id)
@@ -161,10 +161,10 @@ class WebhookRepository:
         """Turn a webhook on or off; events that happen while it is off are not delivered. Idempotent.
 
         Args:
-            check: raises unless the caller may change the webhook as it is now; exactly that version is changed.
+            check: raises unless the caller may change the current version of the webhook; only that version is changed.
 
         Raises:
-            UnknownWebhook: there is none.
+            UnknownWebhook: there is no such webhook.
         """
         while True:
             hook, text = await self._load(webhook_id)
@@ -198,7 +198,7 @@ class WebhookRepository:
         return str(outcome)
 
     async def has_work(self) -> bool:
-        """Return whether there is a webhook, or news or a delivery that a removed one has left."""
+        """Return whether there is a webhook, or news or a delivery left by a removed webhook."""
         commands = [
             command
             for names in self._store.all_shards
@@ -265,7 +265,7 @@ class WebhookRepository:
         """Record the result of an attempt; None if another worker has the line now.
 
         Args:
-            pause_seconds: until the next attempt; None: the delivery has ended.
+            pause_seconds: the time until the next attempt; None if the delivery has ended.
         """
         pause: Argument = "" if pause_seconds is None else int(pause_seconds * 1_000)
         arguments = (line.webhook_id, line.conversation_id, delivery.id, line.due)
@@ -334,7 +334,7 @@ class WebhookRepository:
 
 
 def _parse_delivery(text: bytes | None) -> Delivery | None:
-    """Parse a stored delivery; None: there is none, or it cannot be read."""
+    """Parse a stored delivery; None if there is none, or if it is unreadable."""
     try:
         return None if text is None else Delivery.model_validate_json(text)
     except ValueError:  # includes pydantic's errors

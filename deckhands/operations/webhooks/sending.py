@@ -33,8 +33,8 @@ class WebhookResponse:
     """The result of a request.
 
     Attributes:
-        status: the HTTP status; None: there was no answer.
-        error: the error; empty: none.
+        status: the HTTP status; None if there was no answer.
+        error: the error; empty for none.
     """
 
     status: int | None
@@ -50,7 +50,7 @@ def parse_url(url: str) -> SplitResult:
     """Parse an address.
 
     Raises:
-        UsageError: it cannot be used.
+        UsageError: the address is not allowed.
     """
     try:
         parts = urlsplit(url)
@@ -139,7 +139,7 @@ def parse_networks(private: str) -> AddressRules:
     """Return the networks of a setting, separated by `,`.
 
     Raises:
-        UsageError: one of them is not a network.
+        UsageError: a part of the setting is not a network.
     """
     names: Sequence[str] = [name.strip() for name in private.split(",") if name.strip()]
     try:

@@ -74,14 +74,14 @@ class Webhook(BaseModel):
     """A registered webhook.
 
     Attributes:
-        tenant: the tenant whose conversations it reports; `*`: all tenants.
-        conversation_id: the only conversation that it reports; empty: all of the tenant.
+        tenant: the tenant whose conversations it reports; `*` for all tenants.
+        conversation_id: the only conversation that it reports; empty for all of the tenant.
         events: the events that it gets: names of `STATES`, and kinds.
         secret: signs deliveries; encrypted and in base64.
-        created: it gets no earlier event.
-        why_off: the reason why it was turned off automatically; empty: it was not.
+        created: the time of its creation; it gets no earlier event.
+        why_off: the reason why it was turned off automatically; empty if it was not.
         form: the form of deliveries: ours, or that of A2A's push notifications.
-        token: for A2A: sent back to the receiver; encrypted and in base64; empty: none.
+        token: for A2A: sent back to the receiver; encrypted and in base64; empty for none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -99,7 +99,7 @@ class Webhook(BaseModel):
     why_off: str = ""
 
     def match_event(self, event: Event) -> str:
-        """Return the name under which it gets an event; empty if it does not."""
+        """Return the name under which the webhook gets an event; empty if it does not get it."""
         if isinstance(event, AgentStateChangedObservation):
             fitting = list_types(event.agent_state)
             found = next((name for name in STATES if name in fitting and name in self.events), "")
@@ -108,7 +108,7 @@ class Webhook(BaseModel):
         return OTHER if event.kind in self.events else ""
 
     def is_for(self, conversation_id: str, tenant: str) -> bool:
-        """Return whether it reports a conversation."""
+        """Return whether the webhook reports a conversation."""
         is_its = self.tenant in ("*", tenant) and self.conversation_id in ("", conversation_id)
         return self.is_enabled and is_its
 
@@ -120,9 +120,9 @@ class Delivery(BaseModel):
         id: the header `webhook-id`, the same in every attempt.
         body: the body of the request.
         attempts: the number of attempts so far.
-        next_attempt: when the next one is due; None: at once, or never.
-        status: the HTTP status of the latest attempt; None: there was no answer.
-        error: the error of the latest attempt; empty: none.
+        next_attempt: when the next attempt is due; None for at once or never.
+        status: the HTTP status of the latest attempt; None if there was no answer.
+        error: the error of the latest attempt; empty for none.
     """
 
     model_config = ConfigDict(frozen=True)

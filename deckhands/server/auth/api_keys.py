@@ -76,12 +76,12 @@ class ApiKey(BaseModel):
         id: its public part.
         name: a label for humans.
         digest: the SHA-256 of its secret.
-        tenant: the tenant whose conversations it may see; `*`: all tenants.
+        tenant: the tenant whose conversations it may see; `*` for all tenants.
         requests_per_minute: its rate limit.
         body_bytes: the maximum length of a request body; files are limited by transfers instead.
         streams: how many streams and long-polling requests it may have open at one server.
-        expires: when it expires; None: never.
-        revoked: when it was revoked; None: it was not.
+        expires: when it expires; None for never.
+        revoked: when it was revoked; None if it was not.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -136,7 +136,7 @@ class ApiKeys:
 
         Args:
             tenant: `*` for all tenants.
-            life: how long it is valid; None: until it is revoked.
+            life: how long it is valid; None until it is revoked.
 
         Raises:
             UsageError: an argument is invalid, or there are too many keys.
@@ -207,8 +207,8 @@ class ApiKeys:
     async def admit(self, token: str) -> ApiKey:
         """Return the key of a token as `check` does, and count a request as `count` does.
 
-        A token that was valid before is checked and counted in one round trip. Others are not counted before they are
-        checked: the id of a key is not secret.
+        A token that was valid before is checked and counted in one round trip. Other tokens are checked before they are
+        counted, because the id of a key is not secret.
         """
         found = TOKEN.fullmatch(token)
         seen = sha256(token.encode()).digest()
@@ -253,7 +253,7 @@ class ApiKeys:
         return key
 
     async def check_id(self, key_id: str) -> ApiKey:
-        """Return a key that was checked before, if it is still valid. Raises what `check` raises."""
+        """Return a key that was checked before, if it is still valid. Raises the errors of `check`."""
         text = await self._store.call("HGET", self._root, key_id)
         if (key := _parse_key(text)) is None:
             raise AccessDenied("unauthorized", "The API key does not exist any more.")

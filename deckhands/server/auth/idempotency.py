@@ -1,7 +1,7 @@
 """Requests under idempotency keys, and their answers.
 
 Holds: the same request has the same answer for a day; a different one under the same key is refused. If a server died
-before it stored an answer, the request is performed again: the calls it makes are idempotent under the same key.
+before it stored an answer, the request is performed again, because its calls are idempotent under the same key.
 Keys: `deck:{0}:keys:once:<sha256>`.
 """
 
@@ -68,7 +68,7 @@ class IdempotentRequests:
         return StoredAnswer(kept["status"], kept["body"]) if "status" in kept else None
 
     async def store_answer(self, name: str, request: bytes, answer: StoredAnswer) -> None:
-        """Store the answer. One that is too long is not stored; a repeat performs the request again."""
+        """Store the answer unless it is too long; a repeat then performs the request again."""
         if len(answer.body) > MAX_KEPT_BYTES:
             return
         kept = {"request": sha256(request).hexdigest(), "status": answer.status, "body": answer.body}

@@ -1,7 +1,6 @@
 """Keys in files of the user who runs a server on their own machine: its API key, and the token of its metrics.
 
-An agent whose workspace has the network can reach everything that listens on this machine, so nothing there answers
-without a key.
+An agent whose workspace has network access can reach every port of this machine, so each server there requires a key.
 
 Holds: a revoked key is not replaced until its file is removed; a file is readable by its owner only, and is written
 atomically.
@@ -22,7 +21,7 @@ MAX_BYTES = 4_096
 
 
 async def load_api_key(keys: ApiKeys, path: Path) -> bool:
-    """Ensure that a file holds a valid API key: if the store knows no key of it, create one and write it there.
+    """Ensure that a file contains a valid API key. If the store does not know its key, create one and write it there.
 
     Returns:
         Whether the key is valid; a revoked key is not replaced.

@@ -1,11 +1,11 @@
 """The record of operations through the server: author, target and reason.
 
 Holds: an entry is written before its operation is performed, so every operation has one. The server's user of the store
-can add entries, and neither change nor remove any (`deploy/store.acl`): a list has a command that only adds (`RPUSH`),
-while one that adds to a stream can also trim it.
-Does not: record how an operation ended; the log of the conversation does, if it has one. The job
-`operations` removes old entries.
-Who may forge it: the server and the operator can add entries with any author; entries that cannot be read are left out.
+can add entries, but neither change nor remove any (`deploy/store.acl`). So this is a list, which has a command that
+only adds (`RPUSH`), and not a stream, where adding can also trim.
+Does not: record the result of an operation; the log of the conversation, if there is one, does. The job `operations`
+removes old entries. Who may forge it: the server and the operator can add entries with any author; entries that cannot
+be read are left out.
 Keys: `deck:{0}:operations:record`.
 """
 
@@ -79,7 +79,7 @@ class Operations:
 
 
 def _parse(position: int, text: bytes | None) -> Operation | None:
-    """Read an entry; None: there is none, or it cannot be read."""
+    """Parse an entry; None if it is missing or unreadable."""
     try:
         entry = json.loads(text or b"")
         if isinstance(entry, Mapping) and isinstance(at_ms := entry.get("at"), int) and 0 <= at_ms <= MAX_MILLIS:

@@ -1,7 +1,7 @@
 """Tickets for pages in browsers, which cannot send a key in a header when they open a stream.
 
 Holds: a ticket opens one stream, for one key, within half a minute; the store has its hash. An entry ticket is
-exchanged for a token once, within two minutes; until then the store holds that token.
+exchanged for a token once, within two minutes; until then, the store contains that token.
 Keys: `deck:{0}:keys:ticket:<sha256>`.
 """
 

@@ -1,4 +1,4 @@
-"""Uploads for conversations that are not created yet: how many wait, and which conversation may use one.
+"""Uploads for conversations that are not created yet: limits their number, and decides which conversation may use one.
 
 Holds: an upload belongs to the conversation id that its idempotency key and tenant determine. A tenant has at most 16
 waiting; claimed and expired ones do not count.
@@ -90,7 +90,7 @@ class Uploads:
         """Check that the uploaded source of a new conversation exists, and renew its expiry. Ignores other sources.
 
         Raises:
-            UnknownUpload: it does not exist.
+            UnknownUpload: the upload does not exist.
         """
         if isinstance(source, UploadedSource) and not await self._files.refresh(
             conversation_id, source.parcel, ttl_seconds=KEPT_SECONDS

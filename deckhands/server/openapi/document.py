@@ -1,8 +1,7 @@
 """The OpenAPI 3.1 document: FastAPI's document with scopes, problems and complete examples added.
 
-Holds: a JSON body has an example that fits its schema, if all of its parts have one; no value of it is invented: each
-is an example, a default or the only choice of a schema; every answer that is not a success has the error format of its
-path.
+Holds: a JSON body has an example that fits its schema, if all of its parts have one; no value in it is invented: each
+is an example, a default or the only choice of a schema. Every error answer has the error format of its path.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def bodies_in(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def add_examples(document: dict[str, Any]) -> None:
-    """Add an example to each JSON body. A body with a part that has no example gets none; a test reports it."""
+    """Add an example to each JSON body. A body with a part without an example gets none; a test reports it."""
     examples = Examples(document["components"]["schemas"])
     for name, content in bodies_in(document):
         if "example" not in content and "examples" not in content:

@@ -1,9 +1,10 @@
 """Commands of OpenHands' clients: started, found in the log, and stopped.
 
-The id of a command or of its output has the number of the event in the log, so that any server finds it at once.
+The id of a command or of its output contains the number of its event in the log, so that any server finds it at once.
 
 Holds: a command is in the log before it runs, and runs once. An id of another workspace is unknown.
-Differs: both streams come together in `stdout`, once the command has ended; the middle of a long output is left out.
+Differs: both streams are returned together in `stdout`, once the command has ended; the middle of a long output is left
+out.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _MASK = (1 << 48) - 1
 
 
 def wrap(command: str, place: str) -> str:
-    """Return a command that runs in a directory of the workspace and notes its process, so that it can be stopped."""
+    """Wrap a command so that it runs in a directory of the workspace and records its process, to be stoppable."""
     script = f"echo $$ >{NOTE}{new_conversation_id()}\n{command}"
     quoted = shlex.quote(place)
     return f"mkdir -p -- {quoted} && cd -- {quoted} && bash -c {shlex.quote(script)}"
 
 
 def unwrap(wrapped: str) -> tuple[str, str, str] | None:
-    """Return a command that was wrapped, its directory, and the file that notes its process; None if it was not."""
+    """Return the original of a wrapped command, its directory, and the file with its process; None if not wrapped."""
     try:
         match shlex.split(wrapped):
             case ["mkdir", "-p", "--", place, "&&", "cd", "--", _, "&&", "bash", "-c", script]:
@@ -61,7 +62,7 @@ def find_bash_event(workspaces: Sequence[CallerWorkspace], name: UUID) -> tuple[
     """Return the workspace of an id, and the number of its event.
 
     Raises:
-        Problem: it is of none of the workspaces.
+        Problem: the id belongs to none of the workspaces.
     """
     event_id = name.int & _MASK
     for workspace in workspaces:
@@ -71,7 +72,7 @@ def find_bash_event(workspaces: Sequence[CallerWorkspace], name: UUID) -> tuple[
 
 
 def to_bash_event(conversation_id: str, event: Event) -> Fields | None:
-    """Return an event of OpenHands for one of the log; None if it is none of a command."""
+    """Convert an event of the log to an event of OpenHands; None if it does not belong to a command."""
     head: Fields = {
         "id": str(to_bash_id(conversation_id, event.id)),
         "timestamp": event.timestamp.isoformat() if event.timestamp is not None else None,
@@ -94,7 +95,7 @@ def to_bash_event(conversation_id: str, event: Event) -> Fields | None:
 
 
 async def load_bash_events(client: Client, conversation_id: str, after: int = 0) -> AsyncIterator[tuple[Event, Fields]]:
-    """Yield the events of commands in a log, in order, with the events that they are made from."""
+    """Yield the events of commands in a log, in order, each with its original event."""
     while True:
         events = await client.log.read(conversation_id, after=after, until=after + PAGE, decode=decode_any)
         for event in events:
@@ -115,7 +116,7 @@ async def find_output(client: Client, conversation_id: str, command_id: int) -> 
 
 
 async def stop(client: Client, by: str, workspace: CallerWorkspace, event_id: int) -> None:
-    """Stop a command, with the programs that it has started; one that has ended stays as it is.
+    """Stop a command and the programs that it has started. No effect if it has ended.
 
     Raises:
         Problem: there is no such command.
@@ -136,11 +137,11 @@ async def stop(client: Client, by: str, workspace: CallerWorkspace, event_id: in
 
 
 def make_stop_command(note: str) -> str:
-    """Return a command that ends the process of a note, for which it waits; it fails if there is none in time."""
+    """Return a command that waits for the file with a process id, and ends that process; it fails without the file."""
     waiting = f"n=0; until [ -s {note} ]; do [ $((n += 1)) -gt {NOTE_SECONDS * 10} ] && exit 1; sleep 0.1; done"
     return f"{waiting}; p=$(cat {note}); {{ kill -KILL -- -$p || kill -KILL $p; }} 2>/dev/null; :"
 
 
 def match_kind(fields: Mapping[str, Any], kind: str | None) -> bool:
-    """Return whether an event is of a kind; None: of any."""
+    """Return whether an event has a kind; None matches any kind."""
     return kind is None or fields["kind"] == kind

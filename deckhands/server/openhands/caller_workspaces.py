@@ -1,13 +1,12 @@
-"""The workspace that a request of OpenHands' client is about: that of a conversation, or the caller's own.
+"""The workspace for a request of OpenHands' client: that of a conversation, or the caller's own.
 
-A request below `/api/conversations/ID/` is about the workspace of that conversation. Any other is about that of its API
-key: an empty one, or the directory that its path is in if tool workers take that directory. It belongs to a
-conversation without a task, made by the first request that needs it, so everything that holds for conversations holds
-for it: the sandbox, the node, the tenant, the record in its log.
+A request below `/api/conversations/ID/` uses the workspace of that conversation. Any other request uses the workspace
+of its API key: an empty one, or the directory that contains its path, if tool workers accept that directory. Such a
+workspace belongs to a conversation without a task, created by the first request that needs it. So it has the properties
+of any conversation: the sandbox, the node, the tenant, the record in its log.
 
-Holds: a key reaches the workspace of another key only through a conversation that it may see, which those of its tenant
-are. A path never leaves the
-workspace, because it becomes relative here and the tool worker resolves it again.
+Holds: a key reaches the workspace of another key only through a conversation that it may see, one of its tenant. A path
+never leaves the workspace, because it is made relative here and the tool worker resolves it again.
 Does not: touch files of the server's machine.
 """
 
@@ -47,11 +46,11 @@ LABELS = {"openhands": "workspace"}
 
 @dataclass(frozen=True, slots=True)
 class CallerWorkspace:
-    """A workspace, and the names that its client has for it.
+    """A workspace, and the names that its client uses for it.
 
     Attributes:
-        directory: the directory of the tool workers' node that it is; None for a separate one.
-        may_open: a command opens it if it is not open yet.
+        directory: the directory on the tool workers' node; None for a separate workspace.
+        may_open: whether a command opens it if it is not open yet.
     """
 
     conversation_id: str
@@ -62,7 +61,7 @@ class CallerWorkspace:
         """Return a path relative to the workspace; `.` for the workspace itself.
 
         Raises:
-            Problem: it is not in the workspace.
+            Problem: the path is not in the workspace.
         """
         return to_relative(path, [MOUNT, *filter(None, [self.directory])])
 
@@ -74,7 +73,7 @@ def to_relative(path: str, roots: list[str]) -> str:
         path: relative to the workspace, or absolute.
 
     Raises:
-        Problem: it cannot be used, or is not in the workspace.
+        Problem: the path is invalid, or not in the workspace.
     """
     names = path.split("/")
     is_long = len(path.encode("utf-8", "replace")) > MAX_PATH_BYTES
@@ -113,7 +112,7 @@ async def find_own(gateway: GatewayOf, principal: Writer, _reader: Reader) -> Ca
 
 @dataclass(frozen=True, slots=True)
 class CallerWorkspaces:
-    """The workspaces that a request may be about.
+    """The workspaces that a request may use.
 
     Attributes:
         conversation_id: the conversation that the request names; None if it names none.
@@ -124,14 +123,14 @@ class CallerWorkspaces:
     conversation_id: str | None = None
 
     async def find(self, path: str = "", *, is_needed: bool = True) -> CallerWorkspace:
-        """Return the workspace of a path, which is made if it does not exist yet.
+        """Return the workspace of a path, created if it does not exist yet.
 
         Args:
             path: of a file or a directory; empty for none.
-            is_needed: the request needs one that exists; otherwise it only looks.
+            is_needed: whether to create a missing workspace.
 
         Raises:
-            Problem: there is none, and it is not needed.
+            Problem: there is none, and `is_needed` is False.
         """
         if self.conversation_id is not None:
             (created,) = await self.gateway.client.log.read(self.conversation_id, until=1)
@@ -153,7 +152,7 @@ class CallerWorkspaces:
         raise Problem(409, "no_workspace", "The workspaces of the key are closed.", remedy="Use another key.")
 
     async def list_existing(self) -> list[CallerWorkspace]:
-        """Return the workspaces that exist, without making one."""
+        """Return the existing workspaces, without creating one."""
         if self.conversation_id is not None:
             return [await self.find()]
         found = []
@@ -163,13 +162,13 @@ class CallerWorkspaces:
         return found
 
     async def _list_roots(self) -> list[str]:
-        """Return the directories that tool workers take."""
+        """Return the directories that tool workers accept."""
         members = await list_members(self.gateway.store)
         serving = [one.about for one in members if serves_pool(one, "bash")]
         return sorted({root for about in serving for root in split_paths(about.get("workspace_roots", ""))})
 
     async def _find_root(self, path: str) -> str | None:
-        """Return the directory of tool workers that an absolute path is in; None if there is none."""
+        """Return the tool workers' directory that contains an absolute path; None if there is none."""
         if not path.startswith("/") or ".." in path.split("/"):
             return None
         plain = PurePosixPath(posixpath.normpath(path))
@@ -188,7 +187,7 @@ class CallerWorkspaces:
         return True
 
     async def _load(self, root: str | None, generation: int) -> CallerWorkspace | None:
-        """Return a workspace that can be used; None if it is not there, or closed, or archived."""
+        """Return a usable workspace; None if it is missing, closed or archived."""
         name = self._name(root, generation)
         with contextlib.suppress(UnknownConversation):
             await self.gateway.require_visible(self.principal, name)

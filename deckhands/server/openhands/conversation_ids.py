@@ -1,6 +1,6 @@
-"""The conversations that UUIDs stand for, as far as a principal may see them, and ids that clients choose.
+"""Maps UUIDs to conversations that a principal may see, and checks ids chosen by clients.
 
-A longer id has a UUID of version 5, which is found by comparing it with the latest conversations of the tenant.
+The UUID of a longer id has version 5, and is compared with those of the tenant's latest conversations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ async def find_conversation(gateway: Gateway, principal: Principal, text: str) -
     """Return the conversation of a UUID, or of an id of Deckhands, if the principal may see it.
 
     Raises:
-        UnknownConversation: it does not exist, or belongs to another tenant.
+        UnknownConversation: the conversation does not exist, or belongs to another tenant.
     """
     try:
         uuid = UUID(text)
@@ -44,13 +44,14 @@ async def find_conversation(gateway: Gateway, principal: Principal, text: str) -
 async def choose_id(gateway: Gateway, uuid: UUID | None, name: str) -> str:
     """Return the id of a new conversation, which a client may have chosen.
 
-    Ids in the forms of Deckhands belong to its other ways in, which derive them from keys of other tenants.
+    Ids in Deckhands' own forms are reserved for its other interfaces, which may derive them from keys of other tenants.
 
     Args:
         name: the field that has the UUID, for errors.
 
     Raises:
-        Problem: the UUID stands for an id of Deckhands' own form, or another conversation has it, here or archived.
+        Problem: the UUID stands for an id in Deckhands' own form, or another conversation has it, in the store or the
+            archive.
     """
     if uuid is None:
         return new_conversation_id()

@@ -106,7 +106,7 @@ async def create(
 ) -> Response:
     """Create a conversation. With an `initial_message` the agent starts to work; otherwise it waits for `…/run`.
 
-    A conversation with the id that was sent is returned as it is.
+    If the conversation with this id exists, it is returned unchanged.
     """
     if asked.conversation_id is not None:
         with contextlib.suppress(UnknownConversation):
@@ -121,7 +121,7 @@ async def create(
 
 
 async def _choose_directory(gateway: Gateway, path: str) -> str | None:
-    """Return the directory if tool workers take it; None for an empty one."""
+    """Return the directory if tool workers accept it; None for an empty workspace."""
     if not path.startswith("/"):
         return None
     members = await list_members(gateway.store)
@@ -151,7 +151,7 @@ async def search(
     sort_order: SortOrder = "CREATED_AT_DESC",
     include_skills: bool = False,  # noqa: ARG001  (agents have none of their skills here)
 ) -> Response:
-    """List the conversations of the key's tenant, newest first unless another order is asked for."""
+    """List the conversations of the key's tenant, newest first unless the request names another order."""
     query = _query(gateway, principal, status)
     found: list[dict[str, Any]] = []
     room = MAX_ROWS
@@ -185,7 +185,7 @@ async def search(
 async def _fill(
     gateway: Gateway, found: list[dict[str, Any]], rows: Sequence[ConversationRow], status: Status | None, limit: int
 ) -> int:
-    """Add what is known of conversations until there are enough, and return how many of the rows were used."""
+    """Add descriptions of conversations until there are enough, and return how many of the rows were used."""
     for used, info in enumerate(await _describe(gateway, rows, status), 1):
         if info is not None:
             found.append(info)
@@ -241,9 +241,9 @@ def _is_listed(row: ConversationRow) -> bool:
 async def _describe(
     gateway: Gateway, rows: Sequence[ConversationRow], status: Status | None
 ) -> list[dict[str, Any] | None]:
-    """Return what is known of listed conversations with a status, from their first and last events.
+    """Return descriptions of the listed conversations with a status, from their first and last events.
 
-    There is None for those that are gone or damaged, or have another status.
+    None for each that is gone, damaged, or in another status.
     """
     room = asyncio.Semaphore(AT_ONCE)
 
@@ -293,7 +293,7 @@ async def batch(
     parts: Parts,
     ids: Annotated[list[UUID], Query(max_length=MAX_IDS)],
 ) -> Response:
-    """Show conversations by their ids; null for one that is unknown."""
+    """Show conversations by their ids; null for an unknown id."""
     found: list[dict[str, Any] | None] = []
     for uuid in ids:
         try:
@@ -312,7 +312,7 @@ async def show(gateway: GatewayOf, parts: Parts, conversation_id: ReadableId) ->
 
 @routes.get("/{conversation_id}/runtime", summary="Show whether a conversation can be continued")
 async def runtime(conversation_id: ReadableId) -> RuntimeInfo:  # noqa: ARG001  (it is known)
-    """Show the availability of a conversation: a cluster takes every one that it knows."""
+    """Show the availability of a conversation. Every known conversation is available on a cluster."""
     return RuntimeInfo()
 
 
@@ -336,7 +336,7 @@ async def run(
 async def pause(
     gateway: GatewayOf, principal: Operator, parts: Parts, conversation_id: OperableId, after: BackgroundTasks
 ) -> Success:
-    """Pause: running work is finished, nothing new is started."""
+    """Pause: running work finishes, and nothing new starts."""
     if not await running.pause(gateway, parts, principal, conversation_id):
         after.add_task(parts.nudge, conversation_id)
     return Success()
@@ -412,7 +412,7 @@ async def set_policy(
 async def set_analyzer(
     gateway: GatewayOf, principal: Writer, conversation_id: WritableId, new: ChangedAnalyzer
 ) -> Success:
-    """Set what rates the risk of actions, from the next step on."""
+    """Set the risk analyzer for actions, from the next step on."""
     await _change(gateway, principal, conversation_id, Change(analyzer=to_analyzer(new.security_analyzer)))
     return Success()
 

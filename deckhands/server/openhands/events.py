@@ -59,7 +59,7 @@ class Filters:
 
 
 def format_moment(moment: datetime | None) -> str | None:
-    """Return a time in the form of the events'; None if there is none."""
+    """Return a time in the form used in events; None if there is none."""
     if moment is None:
         return None
     if moment.tzinfo is not None:
@@ -137,7 +137,7 @@ async def batch(
     conversation_id: ReadableId,
     event_ids: Annotated[list[str], Query(max_length=MAX_IDS, description="their ids")],
 ) -> Response:
-    """Show events by their ids; null for one that is unknown."""
+    """Show events by their ids; null for an unknown id."""
     log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)
     return JSONResponse([log.events[log.places[name]] if name in log.places else None for name in event_ids])
 

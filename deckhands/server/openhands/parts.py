@@ -22,7 +22,7 @@ class OpenHandsParts:
         logs: the translations.
         nudges: for each conversation, the sockets that send its state again once their event is set.
         started: the time of the start, on the monotonic clock.
-        unauthenticated: the number of sockets whose first message has not come yet.
+        unauthenticated: the number of sockets that have not sent their first message.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 Holds: a part that a cluster cannot fulfil is refused by name, with 501; no field that changes an agent's work is
 ignored. Fields that only concern the caller's process or its traces are ignored.
-Does not: keep a key or an address of a model. The operator's table of models has both; a request names a model of it.
+Does not: keep a key or an address of a model. The operator's table of models has both; a request names a model in it.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class SentMessage(JsonBody):
 
     @property
     def text(self) -> str:
-        """Its text.
+        """The text of the message.
 
         Raises:
-            UsageError: it is not of the user, or it has none.
+            UsageError: the message is not from the user, or has no text.
         """
         if self.role != "user":
             raise UsageError(f"role: it is {self.role}.", remedy="Only users' messages can be sent to an agent.")
@@ -148,7 +148,7 @@ class Trigger(BaseModel):
 
 
 class NamedSkill(BaseModel):
-    """A skill with its text, and the words or files that bring it up."""
+    """A skill with its text, and the words or files that trigger it."""
 
     name: str = Field(min_length=1, max_length=256, examples=["style"])
     content: str = Field(default="", examples=["Write short sentences."])
@@ -156,7 +156,7 @@ class NamedSkill(BaseModel):
     description: str | None = None
 
     def to_skill(self) -> Skill:
-        """Return the skill as ours."""
+        """Convert the skill to one of ours."""
         trigger = self.trigger or Trigger()
         words, paths = trigger.keywords or trigger.triggers or (), trigger.paths or None
         return Skill(name=self.name, content=self.content, triggers=tuple(words), paths=paths and tuple(paths))
@@ -199,7 +199,7 @@ class Agent(BaseModel):
         """Return the agent's specification, and the names of its further tools.
 
         Raises:
-            Problem: it asks for something that a cluster does not have.
+            Problem: it requests a feature that a cluster does not have.
         """
         if self.mcp_config:
             raise refuse(
@@ -252,10 +252,10 @@ class Policy(BaseModel):
     confirm_unknown: bool = True
 
     def to_policy(self, analyzer: str) -> ConfirmationPolicy:
-        """Return the policy as ours.
+        """Convert the policy to one of ours.
 
         Raises:
-            Problem: a cluster does not have it.
+            Problem: a cluster does not have this policy.
         """
         match self.kind:
             case "NeverConfirm":
@@ -282,7 +282,7 @@ def to_analyzer(asked: Analyzer | None) -> str:
     """Return the name of a risk analyzer.
 
     Raises:
-        Problem: a cluster does not have it.
+        Problem: a cluster does not have this analyzer.
     """
     if asked is None:
         return "none"
@@ -309,7 +309,7 @@ class Hook(BaseModel):
 
 
 class HookMatcher(BaseModel):
-    """Hooks for some events; those of a stop have no further choice."""
+    """Hooks for some events. Hooks for a stop cannot be restricted further."""
 
     matcher: str = Field(default="*", max_length=1_000)
     hooks: Annotated[list[Hook], Field(max_length=MAX_HOOKS)] = Field(default_factory=list)
@@ -326,9 +326,9 @@ class HookConfig(BaseModel):
     session_end: list[dict[str, Any]] = Field(default_factory=list)
 
     def to_goal(self) -> GoalSpec | None:
-        """Return the goal whose check the hooks of a stop are; None if there are none.
+        """Convert the hooks for a stop to a goal that they check; None if there are none.
 
-        Each reads the event as JSON. An exit code of 2 refuses the finish, and the agent reads the output.
+        Each hook reads the event as JSON. An exit code of 2 refuses the finish, and the agent reads the output.
 
         Raises:
             Problem: there are other hooks.
@@ -401,11 +401,11 @@ class StartConversation(JsonBody):
         """Return the task, and whether it has a message.
 
         Args:
-            directory: of the tool workers; None: an empty one.
+            directory: a directory of the tool workers; None for an empty workspace.
 
         Raises:
-            Problem: it asks for something that a cluster does not have.
-            UsageError: a field cannot be used; names it.
+            Problem: it requests a feature that a cluster does not have.
+            UsageError: a field is invalid; the text names it.
         """
         try:
             return self._to_task(directory)
@@ -441,7 +441,7 @@ class StartConversation(JsonBody):
         return TaskSpec.parse(fields), first is not None
 
     def _check(self) -> None:
-        """Refuse what a cluster does not have."""
+        """Refuse features that a cluster does not have."""
         if self.agent_profile_id is not None:
             raise refuse("agent_profile_id: a cluster has no agent profiles.", "Send `agent`.")
         if self.parent_conversation_id is not None:
@@ -459,11 +459,11 @@ class StartConversation(JsonBody):
 
 
 def to_secret_values(secrets: Mapping[str, Any]) -> dict[str, str]:
-    """Return secrets by name. No error has a value.
+    """Return secrets by name. No error text contains a value.
 
     Raises:
-        Problem: one has to be looked up.
-        UsageError: one has no value.
+        Problem: a secret must be looked up.
+        UsageError: a secret has no value.
     """
     found = {}
     for name, secret in secrets.items():
@@ -492,7 +492,7 @@ class ChangedPolicy(JsonBody):
 
 
 class ChangedAnalyzer(JsonBody):
-    """Another risk analyzer; null: none."""
+    """Another risk analyzer; null for none."""
 
     security_analyzer: Analyzer | None = Field(examples=[{"kind": "LLMSecurityAnalyzer"}])
 

@@ -1,7 +1,7 @@
-"""Messages and runs as OpenHands has them: a message waits until a run is asked for.
+"""Messages and runs by OpenHands' rules: a message waits until a run is requested.
 
-Holds: whether a message is held follows from the log that it is appended to, so a run that ends meanwhile changes
-nothing of it.
+Holds: the log to which a message is appended decides whether the message is held, so a run that ends meanwhile makes no
+difference.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NO_FORM = "The person's program cannot show the form of the MCP server, so it wa
 async def send_message(
     gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str, message: SentMessage
 ) -> None:
-    """Send a message to the agent, which starts to work if the message says so, or works already.
+    """Send a message to the agent, which starts to work if the message requests a run; no effect on an agent at work.
 
     Raises:
         UsageError: the message cannot be used.
@@ -68,10 +68,10 @@ async def send_message(
 
 
 async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str) -> bool:
-    """Let the agent work, and return whether anything changes. A conversation that has finished stays as it is.
+    """Start the agent, and return whether this had an effect. A finished conversation does not change.
 
     Raises:
-        Problem: it works already, or there is nothing to do.
+        Problem: the agent works already, or there is nothing to do.
     """
     log = await parts.logs.load(gateway.client, conversation_id)
     status = log.run.execution_status
@@ -90,9 +90,9 @@ async def run(gateway: Gateway, parts: OpenHandsParts, principal: Principal, con
 
 
 async def confirm(client: Client, conversation_id: str) -> None:
-    """Run the action that awaits confirmation; nothing happens if none does any more.
+    """Run the action that awaits confirmation; no effect if there is none.
 
-    A question of an MCP server is rejected: OpenHands has no form for its answers.
+    A question of an MCP server is rejected, because OpenHands has no form for its answers.
     """
     asked_id = (await client.summary(conversation_id)).asked_id
     try:
@@ -109,7 +109,7 @@ async def confirm(client: Client, conversation_id: str) -> None:
 async def pause(
     gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str, *, is_interrupt: bool = False
 ) -> bool:
-    """Pause a conversation, and return whether anything changes; one that rests stays as it is.
+    """Pause a conversation, and return whether this had an effect. A resting conversation does not change.
 
     Args:
         is_interrupt: also stop the action and the model call in flight.
@@ -129,9 +129,9 @@ async def pause(
 async def respond(
     gateway: Gateway, parts: OpenHandsParts, principal: Principal, conversation_id: str, reply: ConfirmationReply
 ) -> None:
-    """Run the action that awaits confirmation, or reject it. Nothing happens if none does.
+    """Run the action that awaits confirmation, or reject it; no effect if there is none.
 
-    Differs: after a rejection OpenHands waits for a run; here the agent reads the reason, and continues by itself.
+    Differs: after a rejection, OpenHands waits for a run; here, the agent reads the reason and continues without one.
     """
     log = await parts.logs.load(gateway.client, conversation_id)
     if log.run.execution_status != WAITING:
@@ -145,11 +145,11 @@ async def respond(
 async def ask(gateway: Gateway, principal: Principal, conversation_id: str, question: str) -> str:
     """Return the agent's answer to a question beside its work.
 
-    A fork without tools answers. It holds the events up to the last one at which no action was running, so nothing runs
-    twice, and it is deleted with the answer.
+    A fork without tools answers. It contains the events up to the last one at which no action was running, so no action
+    runs twice. It is deleted after the answer.
 
     Raises:
-        Problem: there is no answer in time, too many streams are open, or the agent brings its own tools.
+        Problem: there is no answer in time, too many streams are open, or the agent has its own tools.
     """
     reserve_stream(gateway, principal)
     client = gateway.client
@@ -183,14 +183,14 @@ async def ask(gateway: Gateway, principal: Principal, conversation_id: str, ques
 
 
 def make_silent(agent: AgentSpec) -> AgentSpec:
-    """Return an agent that can only answer: it has no tools, and nothing runs when it has answered."""
+    """Return an agent that can only answer: it has no tools, and no check or hook runs after its answer."""
     flags = {kind.enabled_by for kind in action_kinds() if kind.enabled_by.startswith("enable_")} | _FURTHER_FLAGS
     own = {"tools": (), "memory": None, "goal": None, "output": None, "confirmation": ConfirmationPolicy()}
     return agent.model_copy(update={**dict.fromkeys(flags, False), **own})
 
 
 def find_quiet_event(events: Sequence[Event]) -> int:
-    """Return the id of the last observation after which no action waits for its result."""
+    """Return the id of the last observation after which no action was waiting for its result."""
     pending: set[int] = set()
     found = 1
     for event in events:
@@ -203,7 +203,7 @@ def find_quiet_event(events: Sequence[Event]) -> int:
 
 
 async def _delete_fork(client: Client, fork_id: str) -> None:
-    """Stop and delete the fork that answers; one that does not stop in time stays for the job `orphans`."""
+    """Stop and delete the fork that answers. If it does not stop in time, the job `orphans` deletes it."""
     with contextlib.suppress(DeckhandsError):
         await client.cancel(fork_id, wait_seconds=STOP_SECONDS)
         await client.delete(fork_id)

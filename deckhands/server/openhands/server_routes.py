@@ -1,6 +1,6 @@
 """The server by the routes of OpenHands' agent server: its version, tools, models as profiles, settings and skills.
 
-A route without a meaning on a cluster answers 501 with a sentence: the table `ABSENT` names it.
+A route without a meaning on a cluster answers 501 with a sentence from the table `ABSENT`.
 
 Holds: no answer has a key or an address of a model.
 """
@@ -121,7 +121,7 @@ class ToolCatalog(BaseModel):
 
 
 class SkillsRequest(JsonBody):
-    """Which skills a client asks for; all of them are left to the agents."""
+    """The skills that a client requests. They are ignored, because agents find their skills themselves."""
 
     project_dir: str | None = Field(default=None, max_length=4_096, examples=["/workspace/project"])
 
@@ -201,7 +201,7 @@ async def alive() -> Alive:
 
 @routes.get("/server_info", summary="Show the server in OpenHands' form")
 async def server_info(parts: Parts) -> ServerInfo:
-    """Show the version of OpenHands' API that is spoken here. Needs no key."""
+    """Show the supported version of OpenHands' API. Needs no key."""
     return ServerInfo(
         uptime=SYSTEM_CLOCK.monotonic() - parts.started,
         usable_tools=sorted(DESCRIPTIONS),
@@ -246,7 +246,7 @@ async def list_installed_skills(_principal: Reader) -> FoundSkills:
 
 @routes.get("/api/settings", summary="Show settings in OpenHands' form")
 async def settings(gateway: GatewayOf, principal: Reader) -> Settings:
-    """Show what a new conversation has: the default model. Its key is never shown."""
+    """Show the settings of a new conversation: the default model, never its key."""
     defaults = (await list_offered_models(gateway, principal)).defaults
     default = defaults[0] if defaults else None
     return Settings(agent_settings={"llm": {"model": default}} if default else {}, active_profile=default)
@@ -305,21 +305,21 @@ async def providers(gateway: GatewayOf, principal: Reader) -> Providers:
 
 @rest.api_route("/conversations/{conversation_id}/{path:path}", methods=SCOPED_METHODS, include_in_schema=False)
 async def refuse_scoped(conversation_id: ReadableId, path: str) -> None:  # noqa: ARG001  (it is known)
-    """Refuse what a conversation of a cluster does not have."""
+    """Refuse a route of conversations that a cluster does not have."""
     _refuse(SCOPED, path)
 
 
 @rest.api_route("/{path:path}", methods=METHODS, include_in_schema=False)
 async def refuse_rest(_principal: Reader, path: str) -> None:
-    """Refuse what a cluster does not have."""
+    """Refuse a route that a cluster does not have."""
     _refuse(ABSENT, path)
 
 
 def _refuse(absent: Mapping[str, str], path: str) -> None:
-    """Refuse a path by the longest name that it starts with.
+    """Refuse a path, by the longest matching prefix in the table.
 
     Raises:
-        Problem: always; 404 for a path that OpenHands does not have either.
+        Problem: always; 404 for a path that OpenHands lacks, too.
     """
     for name, what in absent.items():
         if path == name or path.startswith(f"{name}/"):

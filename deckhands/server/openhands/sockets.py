@@ -1,11 +1,12 @@
 """The events of a conversation over OpenHands' WebSocket, live.
 
-A socket is authenticated by its first message, or by the key in its query or its header. It starts with the whole
-state. Then come the past events that were asked for, and each event from then on.
+A socket is authenticated by its first message, or by the key in its query or its header. The server first sends the
+whole state, then the requested past events, then each new event.
 
-Holds: no event between the first message and the end of the socket is left out, and none comes twice. After the last
-event of a run comes the whole state, as it is then.
-Does not: send a whole state for a held conversation: a client that has just asked for a run would take it for its end.
+Holds: no event between the first message and the end of the socket is left out or sent twice. After the last event of a
+run, the whole state is sent.
+Does not: send a whole state for a held conversation, because a client that has just requested a run would mistake it
+for the end of the run.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class SocketQuery:
 
 
 async def authenticate(socket: WebSocket, gateway: Gateway, parts: OpenHandsParts) -> Principal | None:
-    """Accept a socket, and return the principal of its key; None if it was closed because it has none.
+    """Accept a socket, and return the principal of its key; None if the socket was closed because it has no valid key.
 
-    The guard has checked a key in the query or the header; otherwise the first message must have it.
+    The guard has already checked a key in the query or the header; otherwise, the first message must have the key.
     """
     await socket.accept()
     principal: Principal | None = socket.scope.get("state", {}).get("principal")
@@ -86,9 +87,9 @@ async def _receive_key(socket: WebSocket, parts: OpenHandsParts) -> str:
     """Return the key of the first message.
 
     Raises:
-        Problem: too many sockets wait for theirs.
+        Problem: too many sockets have not sent a key yet.
         AccessDenied: the client has left.
-        TimeoutError: it has not come in time.
+        TimeoutError: the message has not arrived in time.
     """
     if parts.unauthenticated >= MAX_UNAUTHENTICATED:
         raise Problem(503, BUSY, "Too many sockets have sent no key yet.", remedy="Send it in the header.")
@@ -106,7 +107,7 @@ async def _receive_key(socket: WebSocket, parts: OpenHandsParts) -> str:
 
 
 async def _receive_text(socket: WebSocket) -> str:
-    """Return the next message; empty for one that is no text.
+    """Return the next message; empty if it is not a text.
 
     Raises:
         AccessDenied: the client has left.
@@ -141,7 +142,7 @@ async def follow(
 
 
 async def run_until_one_ends(*parts: Any) -> BaseException | None:
-    """Run coroutines until one has ended, cancel the others, and return the error of one that failed."""
+    """Run coroutines until one of them ends, cancel the others, and return the error of a failed one."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +154,7 @@ async def run_until_one_ends(*parts: Any) -> BaseException | None:
 
 
 async def close_on_failure(socket: WebSocket, error: BaseException | None) -> None:
-    """Close a socket that cannot be served any more, and log why; nothing happens without an error."""
+    """Close a socket after an error, and log the reason; no effect without an error."""
     if error is None or isinstance(error, WebSocketDisconnect):
         return
     is_retryable = isinstance(error, DeckhandsError) and error.retryable
@@ -187,7 +188,7 @@ class _Follower:
         self._sending = asyncio.Lock()
 
     async def read(self) -> None:
-        """Send the client's messages to the agent, until it leaves."""
+        """Send the client's messages to the agent until the client disconnects."""
         while True:
             try:
                 text = await self._socket.receive_text()
@@ -293,7 +294,7 @@ class _Follower:
         return self._wanted.mode == "all"
 
     async def _send(self, event: dict[str, Any]) -> bool:
-        """Send an event, and return whether the client has taken it in time."""
+        """Send an event, and return whether the client has received it in time."""
         text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
         async with self._sending:
             sending = self._socket.send_text(text.encode("utf-8", "replace").decode())

@@ -1,6 +1,6 @@
 """The status of a conversation in OpenHands' words, folded from its log.
 
-Holds: the same events give the same status at every server. A status answers a request at once, as OpenHands' does: a
+Holds: the same events give the same status at every server. A request changes the status at once, as in OpenHands: a
 pause counts before the agent has announced it.
 """
 
@@ -59,7 +59,7 @@ class RunState:
     """Whether a conversation runs, and the needs of a run, after the added events.
 
     Attributes:
-        status: the status of the agent, as the log has it.
+        status: the status of the agent according to the log.
         title: the name for listings.
         has_message: the user has sent a message.
         is_held: the last request holds the conversation.
@@ -74,7 +74,7 @@ class RunState:
 
     @classmethod
     def of_row(cls, state: str, events: Iterable[Event]) -> Self:
-        """Return the status in a row of a listing, with the changes that its last events will make."""
+        """Return the status for a row of a listing, including the effect of its latest events."""
         found = cls()
         found.status = Status(AgentState(state))
         for event in events:

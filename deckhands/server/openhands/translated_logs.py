@@ -1,9 +1,9 @@
-"""The logs of conversations as OpenHands' events: translated once, and continued where they end.
+"""The logs of conversations as OpenHands' events. A log is translated once, and new events are added later.
 
-Besides the events of a log there are updates of the state: one whenever the agent's status changes, and one for each
-reply, with the costs so far. They stand in the same order for every reader, because they follow from the log.
+In addition to the events of a log, there are updates of the state: one for each change of the agent's status, and one
+for each reply, with the costs so far. Their order is the same for every reader, because it follows from the log.
 
-Holds: the same log gives the same events with the same ids, however often it is read and by which server.
+Holds: the same log gives the same events with the same ids, at every reading and every server.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class TranslatedLog:
     """A log, translated up to one of its events.
 
     Attributes:
-        has_events: it keeps its events; otherwise only the state that follows from them.
-        run: whether it runs.
+        has_events: whether it keeps its events, or only the state computed from them.
+        run: whether the conversation runs.
         last: the last event that was added; None for none.
         events: those of OpenHands, in order.
         places: their places in the list, by id.
-        sources: for each of them, the event of the log after which it is there.
+        sources: for each OpenHands event, the event of the log that completes it.
         size_bytes: the size of the events, as JSON.
     """
 
@@ -89,14 +89,14 @@ class TranslatedLog:
         return found
 
     async def add_all(self, events: Sequence[Event]) -> None:
-        """Add the next events. Other tasks have turns meanwhile."""
+        """Add the next events. Lets other tasks run meanwhile."""
         for number, event in enumerate(events, 1):
             self.add(event)
             if number % EVENTS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
     def without_events(self) -> Self:
-        """Return this log with its state only; add no further events to this one."""
+        """Return a copy of this log without its events. Afterwards, add no events to this object."""
         found = copy(self)
         found.has_events = False
         found.size_bytes = 0
@@ -157,11 +157,11 @@ class TranslatedLog:
 
 
 def describe_row(row: ConversationRow, created: ConversationCreated, run: RunState) -> Fields:
-    """Return everything that a listing knows about a conversation, as its route does.
+    """Return the full description of a conversation in a listing, as its own route does.
 
     Args:
         created: its first event.
-        run: whether it runs.
+        run: whether the conversation runs.
     """
     log = TranslatedLog(row.conversation_id)
     log.add(created)
@@ -184,9 +184,9 @@ def describe_row(row: ConversationRow, created: ConversationCreated, run: RunSta
 
 
 class TranslatedLogs:
-    """The translations that a server keeps, for requests.
+    """A server's cache of translated logs.
 
-    States are small, so those of many conversations are kept; events are kept as long as there is room.
+    States are small, so those of many conversations are kept; events are kept while there is room.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class TranslatedLogs:
         """Return a log, translated up to its end.
 
         Args:
-            needs_events: its events are there too.
+            needs_events: whether the log must include its events.
 
         Raises:
             UnknownConversation: no such conversation.
@@ -216,7 +216,7 @@ class TranslatedLogs:
             return log
 
     async def _continue(self, client: Client, log: TranslatedLog) -> bool:
-        """Add the events that a log has got meanwhile, and return whether it is still the same log."""
+        """Add the events that were appended to a log since, and return whether it is still the same log."""
         last = log.last
         assert last is not None
         found = await client.events(log.conversation_id, after=last.id - 1, is_whole=True, is_lenient=True)
@@ -226,7 +226,7 @@ class TranslatedLogs:
         return True
 
     def _keep(self, log: TranslatedLog) -> None:
-        """Keep a log, and drop what there is no room for, the oldest first."""
+        """Keep a log, and drop the oldest ones if there is no room."""
         self._kept[log.conversation_id] = log
         while len(self._kept) > 1 and sum(kept.last_id for kept in self._kept.values()) > MAX_FOLDED_EVENTS:
             self._kept.popitem(last=False)

@@ -202,10 +202,10 @@ async def search_bash_events(
 
 
 def _find_page(ids: Sequence[str], page_id: str | None) -> int:
-    """Return the place of the first event of a page.
+    """Return the position of the first event of a page.
 
     Raises:
-        Problem: it is the page of no such event.
+        Problem: the page id names no event.
     """
     if page_id is None:
         return 0
@@ -228,7 +228,7 @@ async def get_bash_event(spaces: CallerWorkspaces, event_id: UUID) -> JSONRespon
 async def batch_bash_events(
     spaces: CallerWorkspaces, event_ids: Annotated[list[UUID], Query(max_length=MAX_PAGE)]
 ) -> JSONResponse:
-    """Show commands and outputs by their ids; null for one that is unknown."""
+    """Show commands and outputs by their ids; null for an unknown id."""
     workspaces = await spaces.list_existing()
     found: list[dict[str, Any] | None] = []
     for name in event_ids:
@@ -245,7 +245,7 @@ async def clear_bash_events(spaces: CallerWorkspaces) -> Success:  # noqa: ARG00
 
 
 async def stop_bash_command(spaces: CallerWorkspaces, command_id: Annotated[UUID, InPath()]) -> Success:
-    """Stop a command and the programs that it has started. One that has ended stays as it is."""
+    """Stop a command and the programs that it has started. No effect if it has ended."""
     found = find_bash_event(await spaces.list_existing(), command_id)
     client = spaces.gateway.client_for(spaces.principal, "execute", "stop")
     await stop(client, spaces.principal.author, *found)
@@ -253,7 +253,7 @@ async def stop_bash_command(spaces: CallerWorkspaces, command_id: Annotated[UUID
 
 
 async def upload_file(spaces: CallerWorkspaces, path: PathQuery, request: Request) -> UploadResult:
-    """Write a file into the workspace, completely or not at all. The form has it as `file`."""
+    """Write a file into the workspace, completely or not at all. The form contains the file as `file`."""
     workspace = await spaces.find(path)
     place = workspace.to_relative(path)
     if place == ".":
@@ -295,7 +295,7 @@ async def serve_index(spaces: CallerWorkspaces) -> Response:
 
 
 async def create_directory(spaces: CallerWorkspaces, path: PathQuery) -> Success:
-    """Create a directory and its parents; one that exists stays as it is."""
+    """Create a directory and its parents; an existing one does not change."""
     workspace = await spaces.find(path)
     done = await _run(spaces, workspace, f"mkdir -p -- {shlex.quote(workspace.to_relative(path))}")
     if done.exit_code != 0:
@@ -334,7 +334,7 @@ async def archive_directory(
 
 
 async def _run_git(spaces: CallerWorkspaces, workspace: CallerWorkspace, directory: str, script: str) -> str | None:
-    """Run a script of Git commands in a directory, and return its output; None if no repository is there."""
+    """Run a script of Git commands in a directory, and return its output; None if there is no repository."""
     enter = f"cd -- {shlex.quote(directory)} && git rev-parse --git-dir >/dev/null 2>&1 || exit {NO_REPOSITORY}\n"
     done = await _run(spaces, workspace, enter + script)
     return None if done.exit_code == NO_REPOSITORY else _take_output(done)
@@ -358,7 +358,7 @@ async def git_changes(spaces: CallerWorkspaces, path: PathQuery, ref: Ref = None
 
 
 def _parse_changes(output: str) -> list[GitChange]:
-    """Return the changes that Git has listed; of a file that was moved, its new name."""
+    """Return the changes listed by Git; a moved file has its new name."""
     fields = iter(output.split("\0")[:-1])
     found = []
     for status in fields:
@@ -382,7 +382,7 @@ async def git_commit_changes(
 
 
 async def git_diff(spaces: CallerWorkspaces, path: PathQuery, ref: Ref = None, commit: Sha = None) -> GitDiff:
-    """Show a file before and after the changes that `git/changes` lists, or those of a commit."""
+    """Show a file before and after the changes listed by `git/changes`, or the changes of a commit."""
     if ref is not None and commit is not None:
         raise Problem(400, "bad_request", "Give ref or commit, not both.")
     workspace = await spaces.find(path, is_needed=False)
@@ -451,7 +451,7 @@ def _add(router: APIRouter) -> None:
 
 
 def _with_workspace(function: Callable[..., Any], finding: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a route's function whose workspace comes from a dependency."""
+    """Return a route's function with its workspace as a dependency."""
     signature = inspect.signature(function, eval_str=True)
     first, *others = signature.parameters.values()
     found = first.replace(annotation=Annotated[CallerWorkspaces, Depends(finding)])
@@ -534,7 +534,7 @@ async def _show(spaces: CallerWorkspaces, workspace: CallerWorkspace, event_id: 
 
 
 async def _run(spaces: CallerWorkspaces, workspace: CallerWorkspace, script: str) -> CommandResult:
-    """Run a script of ours in a workspace."""
+    """Run one of our scripts in a workspace."""
     await _open(spaces, workspace)
     return await spaces.gateway.client.execute(
         workspace.conversation_id, script, timeout_seconds=SCRIPT_SECONDS, by=spaces.principal.author

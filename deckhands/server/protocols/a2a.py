@@ -172,7 +172,7 @@ class _Methods:
         return await self._gateway.require_visible(self._principal, conversation_id)
 
     async def _start_or_continue(self, params: SendParams) -> tuple[str, int]:
-        """Create or continue a task; returns its id, and the id of the last event before."""
+        """Create or continue a task; returns its id, and the id of the last event before that."""
         self._principal.require(Scope.WRITE)
         gateway = self._gateway
         message = params.message

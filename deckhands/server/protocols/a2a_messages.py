@@ -54,14 +54,14 @@ class A2AMessage(Wire):
 
     @property
     def conversation_id(self) -> str:
-        """The conversation to continue; empty: a new one."""
+        """The conversation to continue; empty for a new one."""
         return self.task_id or self.context_id
 
     def text(self) -> str:
-        """Return its text.
+        """Return the text of the message.
 
         Raises:
-            UsageError: it has none, or too much.
+            UsageError: the message has no text, or too much.
         """
         parts = [part.text or ("" if part.data is None else json.dumps(part.data)) for part in self.parts]
         text = "\n\n".join(part for part in parts if part.strip())
@@ -103,7 +103,7 @@ class SendParams(Wire):
         """Return the task of a new conversation.
 
         Raises:
-            UsageError: it is invalid.
+            UsageError: the message is invalid.
         """
         fields = {name: value for name, value in self.metadata.items() if ":" not in name}
         return NewConversation.of_protocol({"task": self.message.text()}, fields)

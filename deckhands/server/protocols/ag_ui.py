@@ -1,9 +1,9 @@
 """The endpoint for user interfaces: AG-UI 1.0 at `/ag-ui`, one run of an agent a request.
 
-Holds: a thread is a conversation, and a run is named in its log; so a request that is sent again, to any server, has no
-second effect and gets the events of its run, all of them or those after `Last-Event-ID`. A thread of another tenant
-appears not to exist. If the client disconnects, the conversation continues.
-Does not: run tools of the frontend, nor keep its state; agents have their own.
+Holds: a thread is a conversation, and a run is named in its log; so a repeated request, to any server, has no second
+effect and gets the events of its run: all of them, or those after `Last-Event-ID`. A thread of another tenant appears
+not to exist. If the client disconnects, the conversation continues.
+Does not: run tools of the frontend, or keep its state; agents have their own tools and state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LastId = Annotated[
 
 
 class InterruptRefused(UsageError):
-    """The run leaves an interrupt open, or answers one that is not."""
+    """The run does not answer an open interrupt, or answers one that is not open."""
 
     def __init__(self, code: str, message: str, remedy: str) -> None:
         super().__init__(message, remedy=remedy)
@@ -106,7 +106,7 @@ async def follow(
 ) -> Response:
     """Stream the events of a run, from its start or after `Last-Event-ID`, until the conversation has settled.
 
-    The run starts with all messages of the thread before it, so a page that was loaded again shows the whole thread.
+    The run starts with all earlier messages of the thread, so a reloaded page shows the whole thread.
     """
     cursor = _parse(last_event_id)
     thread = await _Thread.open(gateway, principal, thread_id)
@@ -143,11 +143,11 @@ class _Thread:
         return thread
 
     async def create(self, task: TaskSpec) -> None:
-        """Create its conversation; without effect if another request has."""
+        """Create the conversation of the thread; no effect if another request has created it."""
         self.conversation_id = await submit_task(self._gateway, self._principal, task, self._key, is_watched=True)
 
     async def load(self, after: int = 0) -> list[Event]:
-        """Return its events, or those after one, the agent's messages in full."""
+        """Return the events of the thread, or those after an event, with the agent's messages in full."""
         assert self.conversation_id is not None
         client = self._gateway.follower
         events = await client.events(self.conversation_id, after=after, is_lenient=True)
@@ -223,10 +223,10 @@ class _Thread:
 
 
 def _check_payload(answer: Resumption) -> dict[str, Any]:
-    """Return the payload of an answer, if it is of the interrupt's schema.
+    """Return the payload of an answer, if it matches the interrupt's schema.
 
     Raises:
-        InterruptRefused: it is not.
+        InterruptRefused: the payload does not match.
     """
     if answer.status == "cancelled":
         return {}
@@ -251,7 +251,7 @@ def _no_interrupt(resume: Sequence[Resumption]) -> InterruptRefused:
 
 
 def _refuse(error: InterruptRefused) -> Response:
-    """Return a stream that only says why the run was refused, as the protocol wants it for interrupts."""
+    """Return a stream that only reports why the run was refused, as the protocol requires for interrupts."""
     from ag_ui import core
 
     event = core.RunErrorEvent(message=f"{error.message} {error.remedy}", code=error.code)
@@ -267,7 +267,7 @@ def _parse(last_event_id: str | None) -> Cursor | None:
 
 
 class _RunStream:
-    """The items of a run: the events that were read already, and then those of a stream, until the run is closed."""
+    """The items of a run: first the events that were already read, then those of a stream, until the run is closed."""
 
     def __init__(self, events: Sequence[Event], rest: EventStream, converted: RunEvents) -> None:
         self._events, self._rest, self._converted = deque(events), rest, converted

@@ -1,10 +1,10 @@
 """The events of an AG-UI run, from the log of its conversation.
 
-Holds: the events of a run follow from the log, and each has an id that names its place in it; so a client that comes
-back with its last id, at any server, gets each of the others once. Text that is streamed before its reply is recorded
-has ids that count its characters and have their checksum; the rest of it comes from the log. A run starts with a
-snapshot of all messages before it, so it may be read again, and ends with another, which puts right what a repeated
-call of the model has said differently.
+Holds: the events of a run follow from the log, and each has an id that names its position in the log. So a client that
+reconnects with its last id, at any server, gets each further event once. Text that is streamed before its reply is
+recorded has ids with the number and the checksum of its characters; the rest of the text is read from the log. A run
+starts with a snapshot of all earlier messages, so it may be read again. It ends with another snapshot, which corrects
+streamed text that a repeated model call has changed.
 Does not: read or write anything.
 """
 
@@ -64,12 +64,12 @@ UNNAMED = "event-"
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The place of an event in a run.
+    """The position of an event in a run.
 
     Attributes:
-        event_id: the log's event that it follows from.
-        slot: which of that event's it is.
-        live: of a text that is being streamed: how far it was opened, its length and its checksum.
+        event_id: the event of the log from which it follows.
+        slot: its position among the events that follow from that event.
+        live: for a text that is being streamed: its stage, its length and its checksum.
     """
 
     event_id: int
@@ -78,7 +78,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the cursor of an id; None if it is none."""
+        """Parse an id as a cursor; None if it is invalid."""
         found = CURSOR.fullmatch(text.strip())
         if found is None:
             return None
@@ -114,7 +114,7 @@ def find_run(events: Iterable[Event], run_id: str) -> int | None:
 
 
 def find_last_run(events: Iterable[Event]) -> tuple[str, int] | None:
-    """Return the last run and the event that starts it. Messages sent in other ways start runs, too."""
+    """Return the last run and the event that starts it. Messages from other interfaces start runs, too."""
     found, name, status = None, "", Status()
     for event in events:
         if isinstance(event, ConversationCreated):
@@ -139,13 +139,13 @@ class RunEvents:
     Attributes:
         is_closed: nothing more follows.
         _messages: the thread's messages by their ids.
-        _calls: the calls of tools without a result, by the ids of their actions; `_asked`: the actions that were asked
-            about.
+        _calls: the tool calls without a result, by the ids of their actions; `_asked` has the actions that needed a
+            confirmation.
         _step: the step that is open, or empty.
         _place: the place of the event that was written last.
-        _opened, _said: of the text that is streamed ahead of its reply: how far it was opened, and its pieces; `_kept`
-            has pieces that wait for results of tools.
-        _spoken: None: the client has come back in the middle of a text, whose rest comes with the reply.
+        _opened, _said: for the text that is streamed before its reply: its stage, and its pieces; `_kept` has pieces
+            that wait for results of tools.
+        _spoken: None if the client reconnected in the middle of a text, whose rest comes with the reply.
     """
 
     def __init__(self, thread_id: str, run_id: str, start: int, cursor: Cursor | None = None) -> None:
@@ -289,7 +289,7 @@ class RunEvents:
             self._write(slot + 1, "StepStartedEvent", step_name=self._step)
 
     def _add_answer(self, event: Event, text: str) -> None:
-        """Add the agent's message, unless the model's reply had it."""
+        """Add the agent's message, unless the model's reply contained it."""
         if not text.strip() or "".join(text.split()) in self._answers:
             return
         self._messages[f"message-{event.id}"] = {"role": "assistant", "content": text}
@@ -459,7 +459,7 @@ class RunEvents:
         return [each for each in reversed(newest) if each["role"] != "tool" or each["tool_call_id"] in known]
 
     def _write(self, slot: int, kind: str, *, is_ahead: bool = False, **fields: Any) -> None:
-        """Write an event, unless the client has it."""
+        """Write an event, unless the client already has it."""
         place = self._place.event_id, slot
         if place[0] < self._start:
             return
@@ -478,7 +478,7 @@ def interrupt_id(action_id: int | None) -> str:
 
 
 def edits_of(action: Event, edited: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an action that replace the arguments which its call has shown."""
+    """Return the fields of an action that replace the arguments of its displayed call."""
     return {"arguments": dict(edited)} if isinstance(action, OfferedToolAction) else dict(edited)
 
 

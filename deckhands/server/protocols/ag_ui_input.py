@@ -1,7 +1,7 @@
 """Requests of AG-UI: a run on a thread, with the user's new messages or the answer to an interrupt.
 
-Holds: of a thread that exists, only the user's messages after the agent's last one are read; a client cannot change the
-log by sending another history, nor add results of tools to it.
+Holds: in an existing thread, only the user's messages after the agent's last one are read. A client cannot change the
+log by sending another history, or add results of tools to it.
 Does not: accept tools of the frontend; agents have their own.
 """
 
@@ -48,7 +48,7 @@ class MessagePart(BaseModel):
 
 
 class ThreadMessage(BaseModel):
-    """A message of the thread, as the client knows it."""
+    """A message of the thread, in the client's form."""
 
     id: str = ""
     role: Literal["developer", "system", "assistant", "user", "tool", "activity", "reasoning"]
@@ -86,7 +86,7 @@ class RunRequest(JsonBody):
     """A request to run an agent: `RunAgentInput` of AG-UI 1.0.
 
     Attributes:
-        messages: the thread so far. A new thread takes all its texts; an existing one, the user's new ones.
+        messages: the thread so far. For a new thread, all texts are used; for an existing one, the user's new ones.
         state: ignored: the state of a thread is the server's.
         tools: refused, unless empty: agents have their own.
         context: is put before the message.
@@ -144,7 +144,7 @@ class RunRequest(JsonBody):
         """Return the text and the pictures that continue a thread: the user's messages after the agent's last one.
 
         Raises:
-            UsageError: there are none, or they are too long.
+            UsageError: there are no new messages, or they are too long.
         """
         last = max((n for n, each in enumerate(self.messages) if each.role in ("assistant", "tool")), default=-1)
         new = [each for each in self.messages[last + 1 :] if each.role == "user"]

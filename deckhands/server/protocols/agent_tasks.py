@@ -1,11 +1,11 @@
 """Agents as tasks of our MCP server: the extension `io.modelcontextprotocol/tasks` (SEP-2663) of revision 2026-07-28.
 
-A client that declares the extension gets a task in place of a wait: `start_task` with `wait_seconds` returns at once,
+A client that declares the extension gets a task instead of a wait: `start_task` with `wait_seconds` returns at once,
 and the id of the task is the conversation's.
 
 Holds: no state besides the conversation, so any server of a cluster can answer, also after a restart. A question of the
-agent, or its wait for a confirmation, is a question of the task, and its name never comes again. Each method needs the
-scope of the equivalent route.
+agent, or its wait for a confirmation, is a question of the task, and its name is never used again. Each method needs
+the scope of the equivalent route.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class AgentTasks(Extension):
         return COMPLETE
 
     async def _load_question(self, conversation_id: str) -> _Question:
-        """Return what the conversation waits for, as its last change of state says."""
+        """Return the question that the conversation waits for, from its last change of state."""
         events = await self._gateway.client.events(conversation_id, is_whole=True, is_lenient=True)
         change = next((event for event in reversed(events) if isinstance(event, AgentStateChangedObservation)), None)
         action_id = change.action_id if change is not None else None
@@ -155,7 +155,7 @@ class AgentTasks(Extension):
         """Return the principal of a request, if its key has the scope and may see the conversation.
 
         Raises:
-            MCPError: it may not, or there is no such task; which of both is not said.
+            MCPError: it may not, or there is no such task; the error does not distinguish the two.
         """
         assert ctx.request is not None, "a method is called by a request"
         principal: Principal = ctx.request.state.principal
@@ -182,7 +182,7 @@ class AgentTasks(Extension):
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What a conversation waits for.
+    """The question that a conversation waits for.
 
     Attributes:
         asked_id: the event that asked.

@@ -102,7 +102,10 @@ class AgentTools:
         return await self._state(context, principal, conversation_id, wait_seconds)
 
     async def wait(self, context: Context[Any, Any], conversation_id: Id, timeout_seconds: Seconds = 60) -> TaskState:
-        """Wait until an agent is done or needs an answer, up to a timeout; 0 seconds only looks. Reports progress."""
+        """Wait until an agent is done or needs an answer, up to a timeout; with 0 seconds, return the current state.
+
+        Reports progress.
+        """
         principal = _require_principal(context, Scope.READ)
         await self._gateway.require_visible(principal, conversation_id)
         return await self._state(context, principal, conversation_id, timeout_seconds)
@@ -167,7 +170,7 @@ class AgentTools:
         """Report the agent's progress until the conversation has settled.
 
         Raises:
-            ToolError: it cannot be followed any more: the key was revoked, the server is shutting down, …
+            ToolError: the conversation can no longer be followed: the key was revoked, the server is shutting down, …
         """
         count = 0
         stream = EventStream(self._gateway, principal, conversation_id, until_settled=True)

@@ -30,7 +30,7 @@ class AnswerText:
 
     Attributes:
         _call: the model call that writes the reply of this step.
-        _runs: its pieces so far by kind (text, tool calls, thinking), up to the first missing piece.
+        _runs: the pieces so far by kind (text, tool calls, thinking), up to the first missing piece.
         _is_whole: no piece is missing.
         _said: the text of this reply that was emitted.
         _has_said: text of an earlier reply was emitted.
@@ -96,7 +96,7 @@ class AnswerText:
 
 
 def answers_of(event: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
-    """Return the text of a recorded reply, and, without white space, the messages that the agent may have from it."""
+    """Return the text of a recorded reply, and the agent's possible messages from it, without white space."""
     parts = (str(event.get("content") or ""), _finish_of(event))
     whole = _join(*parts)
     return whole, frozenset(_bare(each) for each in (whole, *parts))
@@ -107,7 +107,7 @@ def _join(*parts: str) -> str:
 
 
 def _message_in(call: str) -> str:
-    """Return the message of a finish call as far as it is written; empty for other calls or if it has none yet."""
+    """Return the message of a finish call as far as it is written; empty for other calls, or without a message yet."""
     begun = FINISH.match(call)
     if begun is None:
         return ""

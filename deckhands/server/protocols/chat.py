@@ -115,7 +115,7 @@ class ChatTurn:
         after: the id of the last event before it.
         before: the tokens that the conversation had used before: of prompts and of completions.
         steps: the steps that the conversation had taken before.
-        created: when it was sent; None: now.
+        created: the time of the request; None for now.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ChatTurn:
         self._created = int((created or SYSTEM_CLOCK.now()).timestamp())
 
     def head(self, kind: str) -> dict[str, Any]:
-        """Return the fields common to every object about it."""
+        """Return the fields common to all objects of this answer."""
         return {
             "id": f"chatcmpl-{self.conversation_id}-{self.after}",
             "object": kind,
@@ -165,8 +165,8 @@ async def start_turn(
 
     Raises:
         KeyReused: the key belongs to another request.
-        UnknownConversation: it does not exist, or belongs to another tenant.
-        UsageError, Problem: the messages are invalid, or the conversation takes none.
+        UnknownConversation: the conversation does not exist, or belongs to another tenant.
+        UsageError, Problem: the messages are invalid, or the conversation accepts none.
     """
     reserve_stream(gateway, principal)
     if not chat.conversation_id:
@@ -214,7 +214,7 @@ async def wait_for_answer(
     """Wait until the conversation has settled, at most until the timeout.
 
     Raises:
-        AgentFailed: it ended in an error.
+        AgentFailed: the conversation ended in an error.
     """
     result = await wait_until_settled(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
     if result.is_settled and result.summary["state"] == "error":

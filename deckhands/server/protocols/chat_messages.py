@@ -80,7 +80,7 @@ class ChatRequest(JsonBody):
 
     Attributes:
         model: `AGENT` or `AGENT/MODEL`, where MODEL is a profile or a model of the controller workers.
-        metadata: `conversation_id` continues that conversation; anything else labels a new one.
+        metadata: `conversation_id` continues that conversation; other entries become labels of a new one.
         stream_options: with `include_usage`, a stream ends with its token usage.
         response_format: only for a new conversation; the answer is then JSON of the schema.
         deckhands: only for a new conversation: further fields of a task, see docs/tasks.md.
@@ -104,7 +104,7 @@ class ChatRequest(JsonBody):
 
     @property
     def conversation_id(self) -> str:
-        """The conversation to continue; empty: a new one."""
+        """The conversation to continue; empty for a new one."""
         return (self.metadata or {}).get(CONVERSATION, "")
 
     @property
@@ -119,7 +119,7 @@ class ChatRequest(JsonBody):
 
     @property
     def model_of_agent(self) -> str | None:
-        """The model that the agent should use; None: the workers' default."""
+        """The model that the agent should use; None for the workers' default."""
         return self.model.partition("/")[2] or None
 
     def task(self) -> NewConversation:
@@ -145,7 +145,7 @@ class ChatRequest(JsonBody):
         """Return the text and the pictures that continue a conversation: all messages after the last answer.
 
         Raises:
-            UsageError: they are empty or too long.
+            UsageError: the messages are empty or too long.
         """
         last = max((n for n, each in enumerate(self.messages) if each.role == "assistant"), default=-1)
         new = [each for each in self.messages[last + 1 :] if each.role == "user"]

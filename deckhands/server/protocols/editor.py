@@ -123,7 +123,7 @@ class EditorAgent:
                 await talk.interrupt()
 
     async def aclose(self) -> None:
-        """Stop everything that was started here for the sessions."""
+        """Stop everything that was started for the sessions."""
         for talk in self._sessions.values():
             await talk.disconnect()
 
@@ -174,7 +174,7 @@ def content_of(blocks: Sequence[Any]) -> tuple[str, list[bytes]]:
     """Return the text and the pictures of a prompt.
 
     Raises:
-        RequestError: it has other content, or no text.
+        RequestError: the prompt has other content, or no text.
     """
     texts: list[str] = []
     images: list[bytes] = []

@@ -51,7 +51,7 @@ class SessionUpdates:
         """Return the updates for the next event.
 
         Args:
-            is_replayed: the event is of an earlier conversation; also show the user's messages.
+            is_replayed: the event is from an earlier conversation; also show the user's messages.
         """
         match event:
             case MessageAction(source=EventSource.USER):
@@ -115,7 +115,7 @@ def kind_of(action: RiskyAction) -> Kind:
 
 
 def diff_of(action: RiskyAction) -> list[FileEditToolCallContent] | None:
-    """Return the diff of an edit, as far as the action contains it; None if it is no edit."""
+    """Return the diff of an edit, as far as the action contains it; None if the action is not an edit."""
     if isinstance(action, FileWriteAction):
         return [acp.tool_diff_content(action.path, action.content)]
     if isinstance(action, FileEditAction) and action.command == "create":

@@ -1,4 +1,4 @@
-"""The route of the MCP server: one answer per request; there are no sessions, so no `GET` and no `DELETE`."""
+"""The route of the MCP server: one answer per request. There are no sessions, and so no `GET` and no `DELETE`."""
 
 from __future__ import annotations
 

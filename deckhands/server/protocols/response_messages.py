@@ -78,7 +78,7 @@ class ResponseRequest(JsonBody):
         """Return the equivalent chat completion.
 
         Raises:
-            UsageError: there is none; the text says why.
+            UsageError: there is no equivalent; the text says why.
         """
         given = (
             [{"role": "user", "content": self.input}]

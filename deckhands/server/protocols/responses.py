@@ -4,10 +4,9 @@ Holds: the id of a response names its conversation and the event before it, so a
 answer is the agent's last message; a stream has all its messages, as they are written, each word once. The pieces of a
 text or a summary, put together, equal its `done` event and the response. All the agent's messages form one message
 item, and all its actions one reasoning item; each is opened by its first part, and closed before the response is
-completed.
-A response is read again from the log, at any server; the events of such a stream follow from the log alone, so their
-numbers are always the same. Those of a stream with its text word by word are not: only a response in the background can
-be followed from a number.
+completed. Any server can read a response again from the log. The events of such a stream follow from the log alone, so
+their numbers are always the same. A stream with its text word by word has no stable numbers, so only a response in the
+background can be followed from a number.
 Does not: store responses; they are turns of conversations.
 """
 
@@ -120,7 +119,7 @@ async def retrieve(
         Query(ge=-1, description="the number of the last event that the reader has, of a response in the background"),
     ] = -1,
 ) -> Response:
-    """Show a response as far as it is, or follow it: its events, or those after one, until it is over."""
+    """Show a response as far as it is complete, or follow its events, from the start or after one, until it is over."""
     kept = await _find(gateway, principal, response_id)
     if not stream:
         return JSONResponse(kept.whole())
@@ -187,7 +186,7 @@ async def _load(gateway: Gateway, name: str) -> StoredResponse:
 class StoredResponse:
     """A response in the log of its conversation: the events from a user's message to the next after the agent settled.
 
-    Other acts of users, such as to pause, resume or confirm, are part of it.
+    Other actions of users, such as pausing, resuming or confirming, are part of it.
 
     Args:
         after: the last event that was read before its message was sent.
@@ -232,7 +231,7 @@ class StoredResponse:
         self._metadata = dict(created.labels or {})
 
     def whole(self) -> dict[str, Any]:
-        """Return the response as far as it is."""
+        """Return the response as far as it is complete."""
         written = self._writer()
         for event in self._events:
             written.of(Item("event", dict(event_json(event)), event.id))
@@ -279,14 +278,14 @@ class ResponseWriter:
     """One response.
 
     Args:
-        is_live: stream the agent's messages as they are written.
-        starting_after: leave out the events up to this number.
-        is_open: while the conversation waits to be continued, the response has no end.
+        is_live: whether to stream the agent's messages as they are written.
+        starting_after: the number of the last event to leave out.
+        is_open: whether the response stays open while the conversation waits to be continued.
 
     Attributes:
-        _opened: the open items of the output, `msg` or `rs`, in their order.
-        _said: the pieces of the message.
-        _done: the parts of the reasoning summary.
+        _opened: the open items of the output, `msg` or `rs`, in order.
+        _said: the pieces of the message so far.
+        _done: the parts of the reasoning summary so far.
         last: the response in the last event that has it.
     """
 
@@ -311,7 +310,7 @@ class ResponseWriter:
         self._number = 0
 
     def whole(self, summary: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the response with its answer; without a summary, it has none yet."""
+        """Return the response with its answer; without a summary, the answer is missing."""
         if summary is None:
             return self._response("incomplete", [])
         if (status := STATUSES.get(summary["state"])) is not None:
@@ -319,7 +318,7 @@ class ResponseWriter:
         return self._response("completed", [self._message("completed", answer_in(summary, self._chat))], summary)
 
     def unfinished(self) -> dict[str, Any]:
-        """Return the response as far as it is."""
+        """Return the response as far as it is complete."""
         return self._response("in_progress", self._output("in_progress"))
 
     def first(self) -> bytes:
@@ -329,7 +328,7 @@ class ResponseWriter:
         return b"".join(self._event(kind, response=begun) for kind in kinds)
 
     def of(self, item: Item) -> bytes:
-        """Convert an item to server-sent events, or to a comment if the reader may come back for the rest."""
+        """Convert an item to server-sent events, or to a comment if the reader may return for the rest."""
         if item.kind == "problem":
             if item.content.get("retryable"):
                 return f": {item.content['code']}\n\n".encode()

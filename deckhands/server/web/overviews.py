@@ -2,8 +2,8 @@
 
 An evaluation may have 20,000 attempts with 4,000 characters of evidence each, and every open page polls every few
 seconds. So its rows are read once for all readers, and again only after a driver has written.
-Holds: at most a tenth of the time goes into reading the rows of one evaluation while it runs, so its figures may be ten
-times as old as reading them takes. Those of a finished one are always final. Evidence is not cached.
+Holds: at most a tenth of the time goes into reading the rows of one evaluation while it runs, so the age of its figures
+may be ten times the duration of a read. The figures of a finished evaluation are always final. Evidence is not cached.
 Does not: check access.
 """
 

@@ -2,8 +2,8 @@
 
 The files are public and contain no data; the page reads data with its reader's key.
 
-Holds: only files of this folder, read once; scripts are loaded only from this server, and no text is inserted as
-markup.
+Holds: the page consists of files of this folder only, read once. Scripts are loaded only from this server, and no text
+is inserted as markup.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Pages:
     files: Mapping[str, tuple[bytes, bytes]] = field(default_factory=files)
 
     def has(self, scope: Scope) -> bool:
-        """Return whether a request is for one of them."""
+        """Return whether a request is for one of these files."""
         return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in self.files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's signature)
