@@ -33,4 +33,4 @@ def drain(_state: Any) -> dict[str, int | str]:
     try:
         return {"left": loop_thread.call(consumer.drain())}
     except CancelledError:
-        return {"error": "This worker stops, and hands back all that it has."}
+        return {"error": "This worker stops and hands back its work."}

@@ -215,7 +215,7 @@ def _containers(variables: ToolVariables) -> ContainerSettings:
     if images and not is_image_name(images[0]):
         raise UsageError(
             f"The first image of DECKHANDS_DOCKER_IMAGES, {images[0]!r}, is not a valid name of an image.",
-            remedy="Name first the image to use where none is asked for.",
+            remedy="Name the default image first.",
         )
     return ContainerSettings(images, variables.docker_host, variables.docker_cpus or None)
 

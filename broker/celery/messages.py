@@ -50,7 +50,7 @@ class UrlCredentials(CredentialProvider):
         except UsageError as error:
             raise AuthenticationError(str(error)) from error
         if not parts.password:
-            raise AuthenticationError(f"The URL in {self._url.path} has no password any more.")
+            raise AuthenticationError(f"The URL in {self._url.path} no longer has a password.")
         password = unquote(parts.password)
         return (unquote(parts.username), password) if parts.username else (password,)
 

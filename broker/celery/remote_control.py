@@ -79,7 +79,7 @@ class Node(pidbox.Node):  # type: ignore[misc]
     def _refuse(self, command: _Command) -> None:
         """Answer why a command is refused."""
         is_closed = command.method in PASSWORD_COMMANDS
-        why = "the broker has no password" if is_closed else f"{self._kind} do not accept it"
+        why = "the broker has no password" if is_closed else f"{self._kind} do not accept this command"
         refusal = f"The command {command.method!r} is refused: {why}."
         _log.warning(refusal)
         if command.reply_to is not None:

@@ -373,7 +373,7 @@ class CondensationAction(Action):
     @property
     def sentence(self) -> str:
         """A one-line summary for users."""
-        place = "; a summary stands in their place" if self.summary is not None else ""
+        place = "; a summary replaces them" if self.summary is not None else ""
         are = "is" if len(self.forgotten) == 1 else "are"
         return f"{format_count(len(self.forgotten), 'event')} {are} no longer shown to the model{place}"
 

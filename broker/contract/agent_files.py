@@ -30,7 +30,7 @@ AGENT_FOLDERS = (".claude/agents", ".openhands/agents", ".agents/agents")
 """Below a workspace and a user's home directory. A file of a later folder replaces one of the same name."""
 MAX_AGENT_FILES = 32
 MAX_INSTRUCTION_CHARS = 16_000
-"""Of a file: they become part of a conversation's first event, which is never shortened."""
+"""The limit of a file's instructions, which become part of a conversation's first event. It is never shortened."""
 MAX_TOOLS = 100
 PARENTS_MODEL = frozenset({"inherit", "sonnet", "opus", "haiku"})
 """Names of models that mean the parent's: Claude Code's short names are those of no provider."""
@@ -226,5 +226,5 @@ def _parse_limit(head: dict[str, Any], field: str, kind: type[int | float]) -> A
     except ValueError:
         limit = kind(0)
     if not 0 < limit < math.inf:
-        raise ValueError(f"`{field}` is {ascii(value)[:100]}; it has to be a number above 0")
+        raise ValueError(f"`{field}` is {ascii(value)[:100]}; it must be a number above 0")
     return limit

@@ -14,7 +14,7 @@ from typing import Any
 from broker.contract.plain_json import replace_surrogates
 
 MAX_FILE_BYTES = 64 * 1024
-"""Of the start of a file that is read."""
+"""The size of the start of a file that is read."""
 MAX_DESCRIPTION_CHARS = 1_024
 """As in the AgentSkills specification."""
 

@@ -113,7 +113,7 @@ class ConfirmationPolicy(BaseModel):
         if self.deadline_seconds is None and self.default is not None:
             raise ValueError(f"the default {self.default} needs a deadline: give deadline_seconds")
         if self.reminder_seconds is not None and self.reminder_seconds >= (self.deadline_seconds or math.inf):
-            raise ValueError("the reminder has to come before the deadline")
+            raise ValueError("the reminder must be before the deadline")
         return self
 
     @model_validator(mode="after")

@@ -222,7 +222,7 @@ def check_skill_file(path: str, text: str) -> list[str]:
     if not isinstance(name, str):
         found.append("`name` is missing")
     elif name != folder:
-        found.append(f"`name` is {name!r}, and its folder {folder!r}; both have to be the same")
+        found.append(f"`name` is {name!r}, and its folder {folder!r}; both must be the same")
     elif not _AGENT_SKILL_NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
         found.append(f"`name` may have {MAX_NAME_CHARS} lower-case letters, digits and single hyphens between them")
     if not description:

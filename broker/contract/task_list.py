@@ -186,5 +186,5 @@ class PlanAcceptedObservation(Observation):
 
     kind: Literal["observation.plan_accepted"] = "observation.plan_accepted"
     is_decided: ClassVar[bool] = True
-    sentence_template: ClassVar[str] = "The plan is accepted; {agent} carries it out."
+    sentence_template: ClassVar[str] = "The plan is accepted; {agent} executes it."
     agent: str

@@ -137,7 +137,7 @@ class Producers:
                 many.
         """
         if name in RESERVED:
-            raise UsageError(f"The name {name} is reserved.", remedy="Choose another one.")
+            raise UsageError(f"The producer name {name} is reserved.", remedy="Choose another one.")
         try:
             producer = Producer(name=name, tenant=tenant, created_ms=to_millis(self._store.clock.now()))
         except ValidationError as error:
@@ -183,7 +183,7 @@ class Producers:
         if count and not discard:
             raise UsageError(
                 f"{count:,} entries of {name} are not done.",
-                remedy=f"Disable its user and wait (ACL SETUSER {name} off), or lose them: --discard.",
+                remedy=f"Disable its user (ACL SETUSER {name} off) and wait for them, or lose them: --discard.",
             )
         await self._store.call_many(
             [

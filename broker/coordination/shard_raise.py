@@ -55,7 +55,7 @@ async def raise_shards(store: Store, number: int, *, limit_seconds: float = 30.0
     if number < before:
         raise UsageError(
             f"The store has {before} shards, and their number cannot be lowered.",
-            remedy="Conversations stay in their shards. Choose a higher number.",
+            remedy="Choose a higher number; conversations cannot leave their shards.",
         )
     if number > MAX_SHARDS:
         raise UsageError(f"{number:,} shards are too many.", remedy=f"Choose {MAX_SHARDS:,} or fewer.")

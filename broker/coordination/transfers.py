@@ -53,7 +53,7 @@ def check_size(size_bytes: int, what: str, limit_bytes: int = MAX_STORED_FILE_BY
     if size_bytes > limit_bytes:
         raise UsageError(
             f"{what} has {size_bytes:,} bytes; the limit is {limit_bytes:,}.",
-            remedy="Take less at once, or use a directory or a repository that the tool worker can reach.",
+            remedy="Transfer fewer files at once, or use a directory or a repository that the tool worker can reach.",
         )
 
 
@@ -532,7 +532,7 @@ class Transfers:
                         break
                     await asyncio.sleep(_POLL_SECONDS)  # polls, as the sender does
         except TimeoutError as error:
-            raise TransferFailed("The files of the upload did not arrive.", remedy="Send them again.") from error
+            raise TransferFailed("The files of the upload did not arrive.", remedy="Start the upload again.") from error
         sealed = await self._stored_files.fetch(conversation_id, token)
         return await asyncio.to_thread(receiver.open, sealed, f"{conversation_id} {token}")
 

@@ -400,7 +400,7 @@ def _without_root(accounts: Sequence[str]) -> Sequence[str]:
 
 def _check_amount(usd: float) -> float:
     if not 0 <= usd <= MAX_USD:  # NaN fails too
-        raise UsageError(f"{usd:g} USD cannot be a budget.", remedy=f"Use 0 to {MAX_USD:,} USD.")
+        raise UsageError(f"{usd:g} USD is not a valid budget.", remedy=f"Use 0 to {MAX_USD:,} USD.")
     return usd
 
 

@@ -138,7 +138,7 @@ class Deletion:
         return reply
 
 
-NOT_STARTED = "ConversationExpired: The conversation was not begun before it expired"
+NOT_STARTED = "ConversationExpired: The conversation was not started before it expired"
 EXPIRED_CODE = "expired"
 
 _log = logging.getLogger(__name__)

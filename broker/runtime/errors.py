@@ -188,7 +188,9 @@ class ShardsRaised(StoreError):
     retryable = True
 
     def __init__(self) -> None:
-        super().__init__("The store has got more shards since this process read their number.", remedy="Repeat it.")
+        super().__init__(
+            "Shards were added to the store after this process read their number.", remedy="Repeat the call."
+        )
 
 
 class CorruptEntry(StoreError):
@@ -212,7 +214,7 @@ class EventsLost(StoreError):
         what = f"ends at event {last_id}" if last_id < known_id else f"holds another event {known_id}"
         super().__init__(
             f"The log of {conversation_id!r} {what}, but event {known_id} had been acknowledged.",
-            remedy="The store was restored from an older state. Follow it again from its beginning.",
+            remedy="The store was restored from an older state. Follow the conversation again from its beginning.",
         )
         self.conversation_id = conversation_id
         self.last_id = last_id
@@ -241,7 +243,7 @@ class ConversationMoved(DeckhandsError):
     def __init__(self, conversation_id: str, last_id: int) -> None:
         super().__init__(
             f"The conversation {conversation_id} is at event {last_id}; it has new events since you read it.",
-            remedy="Read it again.",
+            remedy="Read the conversation again.",
         )
 
 

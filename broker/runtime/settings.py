@@ -319,7 +319,7 @@ def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None
         if name.startswith(PREFIX) and text.strip() and name.removeprefix(PREFIX).lower() not in known:
             near = difflib.get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1)
             hint = f"Did you mean {PREFIX}{near[0].upper()}?" if near else "Unset it."
-            raise UsageError(f"The environment variable {name} is not known.", remedy=hint)
+            raise UsageError(f"The environment variable {name} is unknown.", remedy=hint)
 
 
 def _convert(owner: type[BrokerSettings], setting: DataclassField[Any], text: str) -> Any:

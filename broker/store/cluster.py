@@ -438,7 +438,7 @@ class _Topology:
             endpoint.replicas = max(1, counts.get(node, 1))
         self._choose_acked_keys()
         if left:
-            error = ConnectionResetError("it is not a primary of the store's cluster any more")
+            error = ConnectionResetError("it is no longer a primary of the store's cluster")
             for connection in list(self.connections):
                 connection.leave(left, error)
 

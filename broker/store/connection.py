@@ -471,7 +471,7 @@ class Endpoint:
 
     def _load_own_sentinels(self) -> tuple[SentinelUrl, ssl.SSLContext | None]:
         if (found := self.load_sentinels()) is None:
-            raise StoreUnavailable("The store's URL names no Sentinels any more.")
+            raise StoreUnavailable("The store's URL no longer names Sentinels.")
         return found
 
     def add_wire(self, wire: _Wire, address: _Address) -> None:

@@ -531,7 +531,7 @@ class Encryption:
         if record is None:
             self._missing.add(key_id)  # until the next refresh: a listing may have thousands of rows with this key
             raise DataForgotten(
-                f"The data key {ascii(key_id)[1:-1]} was deleted: what it encrypted cannot be read any more.",
+                f"The data key {ascii(key_id)[1:-1]} was deleted: data encrypted with it can no longer be read.",
                 remedy="Only a backup of the store from before, and its master key, can bring it back.",
             )
         return self._unwrap(key_id, record)[1]

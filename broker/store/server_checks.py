@@ -86,7 +86,7 @@ def describe_missing_replica(facts: Mapping[str, str]) -> str:
     """Return a warning for DECKHANDS_ACKS=replica if a server's INFO shows no replica, else an empty text."""
     if facts.get("connected_slaves", "") != "0":
         return ""
-    return "DECKHANDS_ACKS is replica, but the store has no replica: no write counts, and all work waits."
+    return "DECKHANDS_ACKS is replica, but the store has no replica: no write is confirmed, and all work waits."
 
 
 def _lacks_fix(product: str, version: _Version) -> bool:

@@ -126,7 +126,7 @@ class _Calls:
             await self._revoke(sender, task_id)
             raise ToolFailed(
                 f"The task {self._task} has not ended within {self._timeout_seconds:g} seconds.",
-                remedy="If it has begun, it continues: check before you repeat it.",
+                remedy="If it has started, it continues: check before you repeat it.",
             )
         return self._result_of(state)
 

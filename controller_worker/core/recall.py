@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 READ_FILE = "Read {location} first."
 MAX_INSTRUCTION_CHARS = 100_000
-"""Texts that are always shown, in all."""
+"""The total limit of texts that are always shown."""
 MAX_LISTED_CHARS = 16_000
 """The list of skills that the agent may read. Their descriptions are shortened alike if they need more."""
 MIN_DESCRIPTION_CHARS = 20
 MAX_LISTED_AGENTS = 100
 MAX_RULE_CHARS = 16_000
-"""Of the text of one rule; the rest is left out."""
+"""The limit of the text of one rule; the rest is left out."""
 MAX_RULES_CHARS = 100_000
-"""Of all rules of a conversation. Once they are used up, no further rule is recalled."""
+"""The limit of all rules of a conversation. Once it is reached, no further rule is recalled."""
 MAX_PATTERNS = 200
 """Patterns that the path of a used file is compared with, in all."""
 MAX_WORDS = 2_000

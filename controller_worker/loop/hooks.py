@@ -237,7 +237,7 @@ def make_command_ask(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Aw
             printed.seek(0)
             text = (errors.strip() or printed.read(4 * MAX_REASON_CHARS).strip()).decode(errors="replace")
         if status == VETO_EXIT_CODE:
-            return text or f"the hook {command[0]} said no"
+            return text or f"the hook {command[0]} refused it"
         if status != 0:
             raise DeckhandsError(f"it ended with {_render_status(status)}: {text or 'it wrote nothing'}")
         return None

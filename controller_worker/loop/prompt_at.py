@@ -34,7 +34,9 @@ def build_prompt(events: Sequence[Event]) -> dict[str, Any]:
             a model comes first.
     """
     if not events or not isinstance(events[0], ConversationCreated):
-        raise UsageError("The log does not start with the creation of its conversation.", remedy="Give it whole.")
+        raise UsageError(
+            "The log does not start with the creation of its conversation.", remedy="Export the whole log."
+        )
     state, fold, without = State(), ViewFold(), find_rolled_back(events)
     for event in events:
         state = apply(state, event)
@@ -45,10 +47,15 @@ def build_prompt(events: Sequence[Event]) -> dict[str, Any]:
     spec = state.setup.agent
     agent = create_agent(spec)
     if is_acp_agent(agent) or is_sdk_agent(agent):
-        raise UsageError(f"The program of the agent {spec.name} makes its prompts itself.", remedy="Read its events.")
+        raise UsageError(
+            f"The program of the agent {spec.name} makes its prompts itself.",
+            remedy="Read the events of the conversation instead.",
+        )
     condensed = create_condenser(spec.condenser).condense(fold.view(overflows=state.calls.overflows))
     if isinstance(condensed, CondensationAction):
-        raise UsageError("A condensation comes first there, which asks no model.", remedy="Choose a later event.")
+        raise UsageError(
+            "The next step at this event is a condensation without a model call.", remedy="Choose a later event."
+        )
     if isinstance(condensed, Inquiry):
         llm, service, tools, messages = condensed.llm or spec.llm, "condenser", condensed.tools, condensed.messages
     else:

@@ -140,7 +140,9 @@ class Replay:
     def __init__(self, events: Sequence[Event]) -> None:
         created = events[0] if events else None
         if not isinstance(created, ConversationCreated):
-            raise UsageError("The log does not start with the creation of its conversation.", remedy="Export it whole.")
+            raise UsageError(
+                "The log does not start with the creation of its conversation.", remedy="Export the whole log."
+            )
         self._events = events
         self._state = State()
         self._agent: Agent = create_agent(created.agent)

@@ -49,7 +49,7 @@ MOST_CLIENTS = 4 * CLIENTS_LIMIT
 """Above it, new clients are closed like others."""
 UNUSED_KEPT_SECONDS = 60.0
 """How long a new client is kept for the call that it was created for. Otherwise, when conversations use more clients in
-turn than the limit, each would lose its client before its call begins, and none would get on."""
+turn than the limit, each would lose its client before its call starts, and none would make progress."""
 SIGHTS_LIMIT = 1_000
 CHOICES_LIMIT = 1_000
 """Resolved models that are kept. Equal ones are then one object, which is found without a comparison of its fields."""

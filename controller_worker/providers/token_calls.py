@@ -246,7 +246,7 @@ class TokenCalls:
             if not is_aborted or len(ids) >= limit:
                 break
         else:
-            raise ServiceUnavailableError("The engine aborts the reply again and again.")
+            raise ServiceUnavailableError("The engine aborts the reply repeatedly.")
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(ids)}
         usage["total_tokens"] = sum(usage.values())
         choice = {"index": 0, "message": {"role": "assistant", "content": "".join(texts)}}

@@ -51,7 +51,7 @@ FAULTS: Mapping[str, str] = {
     "partition": "a worker's link to the store passes nothing on for 2 to 8 s",
     "disconnect": "a worker's connections to the store are closed again and again for 1 to 5 s",
     "clock": "the clock of a worker that the run has added jumps by up to an hour, for 3 to 8 s",
-    "pause": "the store answers nobody for 0.5 to 3 s",
+    "pause": "the store answers no request for 0.5 to 3 s",
     "memory": "the store refuses writes, as at its memory limit, for 1 to 4 s",
     "disk": "the file system of the store is full for 1 to 4 s",
     "store": "the store ends, by SIGKILL or SHUTDOWN, and its supervisor starts it again",
@@ -369,7 +369,7 @@ class Chaos:
                 del self._waiting_for[role]
                 self._given_up.add(role)
                 self._not_tried[f"kill of a {role} worker"] = (
-                    f"nothing started a killed one again within {REPLACED_SECONDS:g} s"
+                    f"no killed one was restarted within {REPLACED_SECONDS:g} s"
                 )
         stopped = {fault.pid for fault in self._journal.load()}
         usable = [

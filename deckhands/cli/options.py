@@ -74,7 +74,7 @@ class Amount(click.FloatRange):
         """Return the number."""
         found = float(super().convert(value, param, ctx))
         if math.isnan(found) or (math.isinf(found) and not self._may_be_infinite):
-            self.fail(f"{value} cannot be used. Leave the option out for no limit.", param, ctx)
+            self.fail(f"{value} is not a finite number. Leave the option out for no limit.", param, ctx)
         return found
 
 

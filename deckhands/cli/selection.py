@@ -42,7 +42,7 @@ label_option = click.option(
     "labels",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Those with this label. May be repeated; all must match.",
+    help="Conversations with this label. May be repeated; all must match.",
 )
 state_option = click.option(
     "--state",

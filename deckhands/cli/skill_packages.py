@@ -152,7 +152,7 @@ def check_pins(top: Path) -> list[str]:
     for name, pin in sorted(pins.items()):
         folder = top / SKILLS / name
         if not _NAME.fullmatch(name) or folder.is_symlink() or not folder.is_dir():
-            found.append(f"{SKILLS}/{ascii(name)[1:101]}: it is pinned, and is not there")
+            found.append(f"{SKILLS}/{ascii(name)[1:101]}: it is pinned but missing")
             continue
         try:
             digest = _compute_digest(read_tree(folder))
@@ -352,7 +352,7 @@ def _open_skill_folder(top: Path) -> Path:
     home = top / SKILLS
     for folder in (home.parent, home):
         if folder.is_symlink():
-            raise UsageError(f"{folder} is a link, and skills are written to no other place.")
+            raise UsageError(f"{folder} is a link, and skills are never written through a link.")
         folder.mkdir(exist_ok=True)
     return home
 

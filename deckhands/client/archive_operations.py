@@ -37,7 +37,7 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     if manifest.parent:
         raise UsageError(
             f"The conversation {conversation_id} is a delegate of {manifest.parent}.",
-            remedy="Restore that one; the log of a delegate can be read where it is.",
+            remedy="Restore the parent. The log of a delegate can be read in the archive.",
         )
     events = await archive.read_checked(conversation_id)
     created = events[0]

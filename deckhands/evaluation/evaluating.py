@@ -195,7 +195,7 @@ def _write_rows(dataset: Dataset, directory: Path) -> str:
         ) from error
     path = directory / ROWS
     if (directory / REQUEST).exists() and path.exists() and path.read_text(encoding="utf-8") != text:
-        raise UsageError(f"{directory} has another evaluation.", remedy="Name another directory with out.")
+        raise UsageError(f"{directory} has another evaluation.", remedy="Pass another directory as `out`.")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -95,7 +95,9 @@ class Scoring:
         if self.check is not None and not self.check.strip():
             raise UsageError("The check is empty.", remedy="Name a command with --check.")
         if self.hidden is not None and self.check is None:
-            raise UsageError("--hidden belongs to --check.", remedy="Name a command with --check, or leave it out.")
+            raise UsageError(
+                "--hidden has no effect without --check.", remedy="Name a command with --check, or leave it out."
+            )
 
 
 def build_request(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> EvaluationRequest:

@@ -46,9 +46,9 @@ class Readiness(BaseModel):
     """Whether newly accepted tasks make progress, and which part does not work."""
 
     ready: bool
-    store: bool = Field(description="the store takes calls")
-    controllers: bool = Field(description="the heartbeat of a controller worker holds")
-    tools: bool = Field(description="the heartbeat of a tool worker holds")
+    store: bool = Field(description="whether the store answers")
+    controllers: bool = Field(description="whether a controller worker has a valid heartbeat")
+    tools: bool = Field(description="whether a tool worker has a valid heartbeat")
 
 
 class ShownWorker(BaseModel):
@@ -318,7 +318,7 @@ async def history(
         Literal["hour", "day"], Query(description="the last hour every 5 s, or the last day every minute")
     ] = "hour",
     after: Annotated[
-        AwareDatetime | None, BeforeValidator(_refuse_number), Query(description="only later samples")
+        AwareDatetime | None, BeforeValidator(_refuse_number), Query(description="only samples after this time")
     ] = None,
 ) -> ShownHistory:
     """Show steps, spending, takeovers, running conversations and queues over time, as recorded by the servers."""

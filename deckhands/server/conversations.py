@@ -179,16 +179,22 @@ async def create(
 async def listing(
     gateway: GatewayOf,
     principal: Reader,
-    state: Annotated[list[str], Query(description="one of them; also `waiting` and `scheduled`")] = [],  # noqa: B006
+    state: Annotated[
+        list[str], Query(description="only conversations in one of these states; also `waiting` and `scheduled`")
+    ] = [],  # noqa: B006
     *,
     label: Annotated[list[str], Query(description="KEY=VALUE; all must match")] = [],  # noqa: B006
-    tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
+    tenant: Annotated[
+        str | None, Query(description="only this tenant's; for keys of all tenants", max_length=64)
+    ] = None,
     model: Annotated[str, Query(description="a part of the name of the last model", max_length=300)] = "",
     title: Annotated[str, Query(description="a part of the title", max_length=300)] = "",
     min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="its minimum cost")] = 0.0,
     task: Annotated[str, Query(description="the id of a Celery task; only its conversation", max_length=256)] = "",
-    ids: Annotated[list[str], Query(alias="id", description="only these, up to 100", max_length=MAX_IDS)] = [],  # noqa: B006
-    cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
+    ids: Annotated[
+        list[str], Query(alias="id", description="only conversations with these ids, up to 100", max_length=MAX_IDS)
+    ] = [],  # noqa: B006
+    cursor: Annotated[str, Query(description="`next_cursor` of the previous page", max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Response:
     """List the conversations of the key's tenant in the store, newest first.
@@ -276,14 +282,14 @@ async def show(
     gateway: GatewayOf,
     conversation_id: ReadableId,
     response: Response,
-    at: Annotated[int | None, Query(ge=1, le=MAX_EVENT_ID, description="as it was after this event")] = None,
+    at: Annotated[int | None, Query(ge=1, le=MAX_EVENT_ID, description="show the state after this event")] = None,
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> ConversationResult:
     """Show the summary of a conversation, archived ones included. The ETag changes with the summary."""
     found = await result_of(gateway.client, conversation_id, at=at)
     etag = etag_of(found)
     if if_none_match is not None and etag in if_none_match:
-        raise Problem(304, "not_modified", "It is as it was.", headers={"ETag": etag})
+        raise Problem(304, "not_modified", "The conversation has not changed.", headers={"ETag": etag})
     response.headers["ETag"] = etag
     return found
 

@@ -67,7 +67,7 @@ IdempotencyKey = Annotated[
     Annotated[str, StringConstraints(pattern=r"^[ -~]{1,256}$")] | None,
     Header(
         alias="Idempotency-Key",
-        description="a repeat of the same request under the same key has the same answer, for a day",
+        description="for a day, a repeated request with the same key gets the same answer",
     ),
 ]
 ReasonQuery = Annotated[
@@ -94,7 +94,7 @@ class Precondition:
         gateway: GatewayOf,
         if_match: Annotated[
             str | None,
-            Header(alias="If-Match", max_length=1_000, description="the ETag that the resource must have; `*`: any"),
+            Header(alias="If-Match", max_length=1_000, description="the ETag that the resource must have; `*` for any"),
         ] = None,
     ) -> None:
         self._asked = if_match
@@ -109,7 +109,10 @@ class Precondition:
         """
         if self._asked is None and self._is_needed:
             raise Problem(
-                428, "precondition_required", "This needs the header If-Match.", remedy="Read it, and send its ETag."
+                428,
+                "precondition_required",
+                "The request needs the header If-Match.",
+                remedy="Read the resource, and send its ETag.",
             )
         return self._asked is not None and self._asked.strip() != "*"
 
@@ -120,7 +123,9 @@ class Precondition:
             Problem: it has changed, or the server requires If-Match and it is missing.
         """
         if self.is_given and etag not in [each.strip() for each in (self._asked or "").split(",")]:
-            raise Problem(412, "precondition_failed", "It has changed since you read it.", remedy="Read it again.")
+            raise Problem(
+                412, "precondition_failed", "The resource has changed since it was read.", remedy="Read it again."
+            )
 
 
 IfMatch = Annotated[Precondition, Depends()]

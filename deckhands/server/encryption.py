@@ -17,7 +17,7 @@ from deckhands.server.dependencies import AdminOfAll, GatewayOf, Reason, ReasonQ
 from deckhands.server.problems import Problem
 
 routes = APIRouter(prefix="/encryption", tags=["encryption"])
-Tenant = Annotated[str, Query(max_length=200, description="a tenant; empty: conversations without one")]
+Tenant = Annotated[str, Query(max_length=200, description="the tenant; empty for conversations without one")]
 
 
 class ShownDataKey(BaseModel):
@@ -86,5 +86,7 @@ async def forget(gateway: GatewayOf, principal: AdminOfAll, tenant: Tenant, reas
     await gateway.record(principal, "encryption.forget", tenant, reason)
     if not await gateway.store.encryption.delete_key(tenant):
         whose = f"the tenant {tenant}" if tenant else "no tenant"
-        raise Problem(404, "unknown_data_key", f"There is no data key of {whose}.", remedy="GET /encryption/keys.")
+        raise Problem(
+            404, "unknown_data_key", f"There is no data key of {whose}.", remedy="GET /encryption/keys lists them."
+        )
     return Forgotten(tenant=tenant)

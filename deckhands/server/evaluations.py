@@ -295,9 +295,11 @@ async def attempts(
     principal: Reader,
     overviews: OverviewsOf,
     evaluation: EvaluationName,
-    outcome: Annotated[list[Outcome], Query(description="one of them")] = [],  # noqa: B006
+    outcome: Annotated[list[Outcome], Query(description="only attempts with one of these outcomes")] = [],  # noqa: B006
     *,
-    cause: Annotated[str | None, Query(max_length=500, description="with this cause; empty: with none")] = None,
+    cause: Annotated[
+        str | None, Query(max_length=500, description="only attempts with this cause; empty for those without one")
+    ] = None,
     model: Annotated[str | None, Query(max_length=300)] = None,
     instance: Annotated[str, Query(max_length=300, description="a part of the instance's id")] = "",
     after: Annotated[int, Query(ge=0, le=100_000)] = 0,

@@ -45,11 +45,11 @@ async def page(
     gateway: GatewayOf,
     _principal: Reader,
     conversation_id: ReadableId,
-    after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="only those with a higher id")] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="only events with a higher id")] = 0,
     *,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
     whole: Annotated[bool, Query(description="long texts are sent in full; a page then has up to 50 events")] = False,
-    kind: Annotated[list[str], Query(description="one of them, such as `action.message`")] = [],  # noqa: B006
+    kind: Annotated[list[str], Query(description="only events of one of these kinds, such as `action.message`")] = [],  # noqa: B006
 ) -> EventPage:
     """List events in order, from the store or the archive. Long texts are cut to head and tail; a single event has all.
 

@@ -56,7 +56,10 @@ async def parse_path(path: str) -> str:
     is_wild = path != "." and any(part in ("", ".", "..") for part in parts)
     if is_long or is_wild or "\\" in path or not path.isprintable():
         raise Problem(
-            400, "bad_path", "The path cannot be used.", remedy="Write it relative to the workspace, without `..`."
+            400,
+            "bad_path",
+            "The path leads out of the workspace, or is invalid.",
+            remedy="Write it relative to the workspace, without `..`.",
         )
     return path
 
@@ -161,7 +164,7 @@ async def lay_by(
     gateway: GatewayOf,
     principal: Writer,
     request: Request,
-    sha256: Annotated[str, InPath(pattern="^[0-9a-f]{64}$", description="of the body")],
+    sha256: Annotated[str, InPath(pattern="^[0-9a-f]{64}$", description="the SHA-256 of the body")],
     key: Annotated[str, Header(alias="Idempotency-Key", description="the key of the conversation to create")],
 ) -> StoredUpload:
     """Upload an archive or a Git bundle of up to 64 MiB for a new conversation under the same idempotency key.

@@ -137,7 +137,7 @@ class Guard:
         name = _name_in(host)
         options = self._gateway.options
         if options.is_loopback and name not in LOOPBACK_NAMES:
-            raise Problem(421, "wrong_host", "This server answers to the names of this machine.")
+            raise Problem(421, "wrong_host", "The Host header does not name this machine.")
         if origin is None or origin in options.origins:
             return
         if origin.partition("://")[2] != host:
@@ -300,7 +300,7 @@ async def _read_body(limited: _LimitedBody) -> bytes:
     while True:
         message = await limited.receive()
         if message["type"] != "http.request":
-            raise Problem(400, "disconnected", "The client went away.")
+            raise Problem(400, "disconnected", "The client disconnected.")
         parts += message.get("body", b"")
         if not message.get("more_body", False):
             return bytes(parts)

@@ -181,10 +181,16 @@ class StreamQuery:
     def __init__(
         self,
         after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="the last event that the reader has")] = 0,
-        deltas: Annotated[bool, Query(description="also pieces of the current reply")] = False,
-        until: Annotated[str, Query(pattern="^(settled)?$", description="`settled`: end then, with a summary")] = "",
+        deltas: Annotated[bool, Query(description="also send pieces of the current reply")] = False,
+        until: Annotated[
+            str,
+            Query(
+                pattern="^(settled)?$",
+                description="`settled`: end the stream, with a summary, when the conversation has settled",
+            ),
+        ] = "",
         whole: Annotated[bool, Query(description="long texts are sent in full, not only their head and tail")] = False,
-        ticket: Annotated[str, Query(max_length=100, description="instead of a key, see `POST /tickets`")] = "",  # noqa: ARG002  (the guard takes it)
+        ticket: Annotated[str, Query(max_length=100, description="replaces a key, see `POST /tickets`")] = "",  # noqa: ARG002  (the guard takes it)
     ) -> None:
         self.after = after
         self.deltas = deltas

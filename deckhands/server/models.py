@@ -363,7 +363,7 @@ def parse_cursor(cursor: str) -> IndexPosition | None:
             raise ValueError(text)  # noqa: TRY301  (answered here)
         return float(created), conversation_id
     except (binascii.Error, ValueError) as error:
-        raise UsageError("The cursor cannot be used.", remedy="Pass `next_cursor` of the page before.") from error
+        raise UsageError("The cursor cannot be used.", remedy="Pass `next_cursor` of the previous page.") from error
 
 
 def event_json(event: Event) -> Mapping[str, Any]:

@@ -55,7 +55,9 @@ class NewRun(JsonBody):
 
     prompts: list[dict[str, Any]] = Field(min_length=1, max_length=10_000, examples=[[PROMPT]])
     model: str = Field(min_length=1, max_length=300, examples=["openai/stub"])
-    tenant: str | None = Field(default=None, pattern=NAME_PATTERN, description="of keys for all tenants only")
+    tenant: str | None = Field(
+        default=None, pattern=NAME_PATTERN, description="the tenant; only for keys of all tenants"
+    )
     group_size: int | None = None
     extra: int | None = None
     epochs: int | None = None
@@ -275,7 +277,8 @@ async def next_group(
 
 @routes.post("/{run}/groups/{number}/ack", status_code=204, summary="Acknowledge a group")
 async def ack(
-    run: WritableRun, number: Annotated[int, Path(ge=1, le=MAX_DELIVERY, description="of its delivery", examples=[7])]
+    run: WritableRun,
+    number: Annotated[int, Path(ge=1, le=MAX_DELIVERY, description="the number of its delivery", examples=[7])],
 ) -> None:
     """Acknowledge a group, so that it is not delivered again. Idempotent."""
     await run.acknowledge(number)

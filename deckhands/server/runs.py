@@ -60,7 +60,7 @@ async def stream(
     request: Request,
     *,
     task: NewConversation,
-    deltas: Annotated[bool, Query(description="also pieces of the current reply")] = False,
+    deltas: Annotated[bool, Query(description="also send pieces of the current reply")] = False,
     key: IdempotencyKey = None,
 ) -> Response:
     """Create a conversation and follow it until it has settled.

@@ -52,7 +52,9 @@ class NewWebhook(JsonBody):
 
     url: str = Field(min_length=9, max_length=MAX_URL_CHARS, examples=["https://app.example/deckhands"])
     events: list[Chosen] = Field(default=[SETTLED], min_length=1, max_length=MAX_CHOSEN, examples=[[SETTLED]])
-    conversation_id: str = Field(default="", max_length=64, description="the only one; empty: all of the tenant")
+    conversation_id: str = Field(
+        default="", max_length=64, description="the only conversation to report; empty for all of the tenant"
+    )
     reason: str = Field(min_length=1, max_length=500, examples=["the billing service asks for it"])
 
 
@@ -87,7 +89,7 @@ class ShownDelivery(BaseModel):
     attempts: int = Field(examples=[1])
     next_attempt: AwareDatetime | None = Field(examples=[None])
     status: int | None = Field(
-        examples=[204], description="the HTTP status of the latest attempt; null: there was no answer"
+        examples=[204], description="the HTTP status of the latest attempt; null if there was no answer"
     )
     error: str = Field(examples=[""])
 

@@ -89,7 +89,9 @@ def find_sandbox(name: str, files: Path, containers: ContainerSettings | None = 
     if sandbox is None:
         containers = containers or ContainerSettings()
         if name in entry_points(ENTRY_POINTS).names:
-            raise SandboxUnavailable(f"{_make_of_package(name, files, containers)}.", remedy="Repair its package.")
+            raise SandboxUnavailable(
+                f"{_make_of_package(name, files, containers)}.", remedy="Repair or reinstall its package."
+            )
         remedy = "Use auto, bwrap, docker or none, or install the package that has it."
         raise SandboxUnavailable(f"There is no sandbox {name!r}.", remedy=remedy)
     if reason := sandbox.reason_unavailable():

@@ -251,7 +251,7 @@ class TransferSpools:
         with self.open(conversation_id, transfer) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
             if os.fstat(file.fileno()).st_size != size_bytes or found != digest:
-                raise FileUnfit("The upload is not what was sent.", remedy="Start it again.")
+                raise FileUnfit("The upload differs from the sent data.", remedy="Start it again.")
             file.seek(0)
             yield file
 
@@ -289,7 +289,7 @@ class TransferSpools:
         try:
             file = self._path(conversation_id, transfer).open("rb")
         except FileNotFoundError as error:
-            raise FileUnfit("The transfer is not on this node any more.", remedy="Start it again.") from error
+            raise FileUnfit("The transfer is no longer on this node.", remedy="Start it again.") from error
         with file:
             yield file
 
@@ -304,7 +304,9 @@ class TransferSpools:
             WorkspaceTooLarge: Fewer than `RESERVE_BYTES` are free.
         """
         if shutil.disk_usage(folder).free < RESERVE_BYTES:
-            raise WorkspaceTooLarge("The node has no room for the transfer.", remedy="Transfer less, or free some.")
+            raise WorkspaceTooLarge(
+                "The node has no room for the transfer.", remedy="Transfer fewer files, or free space on the node."
+            )
 
     def _path(self, conversation_id: str, transfer: str) -> Path:
         name = hashlib.sha256(transfer.encode()).hexdigest()[:32]
@@ -342,5 +344,7 @@ class _RoomCheckedFile:
             self._since = 0
             self._check()
         if self._file.tell() + len(content) > MAX_COPY_BYTES:
-            raise WorkspaceTooLarge(f"It has more than {MAX_COPY_BYTES:,} bytes when packed.", remedy="Take a part.")
+            raise WorkspaceTooLarge(
+                f"It has more than {MAX_COPY_BYTES:,} bytes when packed.", remedy="Download a part of it."
+            )
         return self._file.write(content)

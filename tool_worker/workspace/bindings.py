@@ -82,7 +82,7 @@ class Bindings:
             return Directory(folder.workspace)
         except OSError as error:
             raise WorkspaceLost(
-                f"The directory {folder.workspace} of the workspace is not there.",
+                f"The directory {folder.workspace} of the workspace does not exist.",
                 remedy="Restore it from a checkpoint, or start another conversation.",
             ) from error
 

@@ -70,7 +70,7 @@ class NamedDirectories:
             place = Path(f"/proc/self/fd/{directory.descriptor}").readlink()
             found = find_fault(place, (*self._private, *also_private))
         except OSError as error:
-            found = f"it cannot be looked at ({error.strerror})"
+            found = f"it cannot be examined ({error.strerror})"
         if found:
             directory.close()
             raise _make_refusal(name, found)
@@ -110,13 +110,11 @@ def _open_directory(name: str) -> Directory:
         return Directory.open_without_links(Path(name))
     except FileNotFoundError as error:
         raise WorkspaceLost(
-            f"The directory {name} of the workspace is not there.", remedy="Make it, or start another conversation."
+            f"The directory {name} of the workspace does not exist.", remedy="Create it, or start another conversation."
         ) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _make_refusal(
-                name, "a part of its path is a symbolic link", remedy="Name it by where it is."
-            ) from error
+            raise _make_refusal(name, "a part of its path is a symbolic link", remedy="Name the real path.") from error
         if error.errno == errno.ENOTDIR:
             raise _make_refusal(name, "it is not a directory") from error
         raise _make_refusal(name, f"it cannot be opened ({os.strerror(error.errno or 0)})") from error

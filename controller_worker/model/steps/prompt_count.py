@@ -109,5 +109,5 @@ def _find_overflow(call: PendingCall, config: LLMConfig, counted: PromptCount) -
         return None
     if any(fallback.is_for(ContextWindowError.code) for fallback in config.fallbacks):
         return None  # the call fails, and the fallback is called
-    error = ContextWindowError(f"The prompt has {counted.tokens:,} tokens, and {config.model} takes {window:,}.")
+    error = ContextWindowError(f"The prompt has {counted.tokens:,} tokens; the limit of {config.model} is {window:,}.")
     return to_call_failure(error, call.question.request.conversation_id, attempt=call.wanted.attempt)

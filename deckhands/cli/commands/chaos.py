@@ -46,7 +46,7 @@ class ChaosOptions:
 
 
 @click.command()
-@click.option("--faults", default=",".join(FAULTS), help="Which faults, with commas between them. All by default.")
+@click.option("--faults", default=",".join(FAULTS), help="Which faults, separated by commas; by default all.")
 @click.option(
     "--every", metavar="TIME", type=Duration(least_seconds=0.2, most_seconds=3_600), default="5s", show_default=True,
     help="The mean time between two faults.",
@@ -68,13 +68,13 @@ class ChaosOptions:
 )
 @click.option(
     "--workers", "pairs", type=click.IntRange(0, 16), default=1, show_default=True,
-    help="Add so many controller and tool workers, whose links to the store become slow or silent.",
+    help="Add this many controller and tool workers, whose links to the store become slow or silent.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Determines the schedule.")
 @click.option(
     "--report", metavar="DIR", type=click.Path(file_okay=False), help="Write report.json and report.md there."
 )
-@click.option("--others", is_flag=True, help="Also disturb a cluster in which conversations of others are in progress.")
+@click.option("--others", is_flag=True, help="Also disturb a cluster with other conversations in progress.")
 @click.option(
     "--shared-pids", "shares_pids", is_flag=True, help="The workers' containers share the process ids of this one."
 )
@@ -176,5 +176,5 @@ def _render(report: ChaosReport) -> list[str]:
     lines += [f"! {cid} has not come to rest" for cid in report.unsettled[:MAX_LINES]]
     lines += [f"not tried: {kind}: {why}" for kind, why in report.not_tried.items()]
     lines += [f"out of reach: {worker}: {why}" for worker, why in list(report.unreachable.items())[:MAX_LINES]]
-    lines.append("Everything holds." if report.holds else "Something does not hold, see above.")
+    lines.append("Everything holds." if report.holds else "Some checks failed, see above.")
     return lines

@@ -171,7 +171,7 @@ def requeue(options: DeadRequeueOptions) -> None:
 
 @dead.command()
 @names_argument
-@click.option("--all", "is_all", is_flag=True, help="All that is dead.")
+@click.option("--all", "is_all", is_flag=True, help="All dead conversations and entries.")
 @label_option
 @kind_option
 @yes_option

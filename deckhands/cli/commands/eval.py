@@ -186,7 +186,13 @@ for _command in (*COMMANDS, export):
 @click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The budget of one attempt, in USD.")
 @click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
 @click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
-@click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
+@click.option(
+    "--slice",
+    "part",
+    default="",
+    metavar="A:B",
+    help="Only this slice of the instances, as in Python: :20, 20:40, -5:.",
+)
 @click.option("--shuffle", is_flag=True, help="In a random order given by --seed.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(

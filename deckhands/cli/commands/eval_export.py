@@ -62,7 +62,13 @@ class EvalExportOptions:
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to write; by default DIR/exports/FORMAT."
 )
-@click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; may be repeated.")
+@click.option(
+    "--outcome",
+    "outcomes",
+    type=click.Choice(OUTCOMES),
+    multiple=True,
+    help="Only attempts with this outcome. May be repeated.",
+)
 @with_options(EvalExportOptions)
 def export(options: EvalExportOptions) -> None:
     """Write the attempts of DIR for another tool, or for training."""
@@ -206,5 +212,5 @@ def _write_file(path: Path, content: str) -> Path:
         draft.write_text(content, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.", remedy="Name another place.") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}.", remedy="Name another path with -o.") from error
     return path

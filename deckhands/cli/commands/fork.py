@@ -57,7 +57,7 @@ class ForkOptions:
 @click.option("--model", help="Another model for the forks.")
 @click.option("--copies", type=click.IntRange(1, 1_000), default=1, show_default=True, help="How many forks.")
 @click.option("-w", "--workspace", type=click.Path(path_type=Path), help="The directory that the forks work on.")
-@click.option("-m", "--message", help="A message to the forks; without one, they continue where the original stood.")
+@click.option("-m", "--message", help="A message to the forks; without one, they continue from the event.")
 @click.option("--title", default="", help="A name for listings.")
 @json_option
 @with_options(ForkOptions)

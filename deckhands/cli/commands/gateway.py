@@ -94,7 +94,7 @@ class ServeOptions:
     type=click.IntRange(1, 100),
     default=50,
     show_default=True,
-    help="How many of a hundred streams, transfers and connections one tenant may have.",
+    help="The percentage of streams, transfers and connections that one tenant may use.",
 )
 @with_options(ServeOptions)
 def serve(options: ServeOptions) -> None:

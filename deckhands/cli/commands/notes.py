@@ -82,7 +82,7 @@ def notes(options: NotesOptions) -> None:
         return
     memory = parse_memory(options.project, options.user)
     if not re.fullmatch(NAME_PATTERN, options.tenant):
-        raise UsageError(f"A tenant cannot be called {options.tenant!r}.", remedy=NAME_REMEDY)
+        raise UsageError(f"The tenant's name cannot be {options.tenant!r}.", remedy=NAME_REMEDY)
     repository = NotebookKey.of(memory, tenant=options.tenant)
     if not options.changes:
         _show(asyncio.run(_notes(settings, memory, repository, is_local=is_local)), as_json=options.as_json)

@@ -131,7 +131,7 @@ SPEC_OPTIONS = (
 @click.option("--detach", "is_detached", is_flag=True, help="Drive the run in the background.")
 @click.option("--model", help="The policy, as the cluster's models are named.")
 @click.option("--group-size", type=click.INT, help="Trajectories of a group; by default 8.")
-@click.option("--extra", type=click.INT, help="Further trajectories of a group, of which the slowest are cut.")
+@click.option("--extra", type=click.INT, help="Further trajectories of a group; the slowest are cancelled.")
 @click.option("--epochs", type=click.INT, help="How often each prompt is used.")
 @click.option("--agent", help="The agent; by default CodeActAgent.")
 @click.option("-i", "--max-iterations", type=click.INT, help="The most steps of a trajectory; by default 100.")
@@ -365,6 +365,6 @@ def export(options: RolloutsExportOptions) -> None:
         return await export_rollouts(client, found, options.path, options.form, on_unreadable=note_unreadable)
 
     def note_unreadable(conversation_id: str) -> None:
-        note(f"The conversation {conversation_id} cannot be read any more. The file has no rows of it.")
+        note(f"The conversation {conversation_id} can no longer be read. The file has no rows of it.")
 
     note(f"{on_cluster(act):,} rows are in {options.path}.")

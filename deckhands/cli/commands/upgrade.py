@@ -18,7 +18,7 @@ from deckhands.client import note, print_json, print_text, store_url
 from deckhands.settings import CliSettings
 
 SECTION = "Operate a cluster"
-SUMMARIES = {"upgrade": "Load this version's functions, or go back to them; --check says what would happen."}
+SUMMARIES = {"upgrade": "Load this version's functions, or go back to them; --check shows what would happen."}
 STOP_SECONDS = 60.0
 EFFECTS = {
     "none": "nothing: the store has the functions of this version",

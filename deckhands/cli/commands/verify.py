@@ -33,7 +33,7 @@ from deckhands.client import (
 from deckhands.settings import CliSettings
 
 SECTION = "Read conversations"
-SUMMARIES = {"verify": "Check logs against the specification of a log, and say what does not hold."}
+SUMMARIES = {"verify": "Check logs against the specification of a log, and show the violations."}
 
 EVENTS_FILE = "events.jsonl"
 LINE_CHARS = 1_000

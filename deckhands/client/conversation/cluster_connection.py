@@ -191,7 +191,7 @@ def to_tool_keys(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
         UsageError: an item is neither a key nor a tool.
     """
     if isinstance(tools, str | CustomTool):
-        raise UsageError("The argument tools is one tool.", remedy="Pass a list: tools=[…].")
+        raise UsageError("`tools` must be a list.", remedy="Pass a list: tools=[…].")
     for tool in tools:
         if not isinstance(tool, str | CustomTool):
             raise UsageError(

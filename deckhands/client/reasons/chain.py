@@ -52,7 +52,7 @@ def _explain_causes(facts: ConversationFacts) -> list[Link]:
     if facts.row is None:
         return [*_explain_settled(facts), _explain_archived(facts)]
     if facts.row.is_closed:
-        text = "It was closed and takes no more events."
+        text = "It was closed and accepts no more events."
         return [*_explain_settled(facts), Link(Cause.CLOSED, text, remedy=f"`deckhands fork {facts.conversation_id}`")]
     if facts.died is not None:
         return explain_dead_letter(facts)
@@ -95,7 +95,7 @@ def _explain_unread(facts: ConversationFacts) -> list[Link]:
     if unread is None:
         return []
     what = "A message" if facts.history.status.has_unread_message else "A request"
-    text = f"{what} (event {unread.id}) waits for the agent to notice it."
+    text = f"{what} (event {unread.id}) waits until the agent reads it."
     return [Link(Cause.MESSAGE, text, unread.timestamp, details={"event_id": unread.id})]
 
 
@@ -526,7 +526,7 @@ def _explain_owned(facts: ConversationFacts, owner: WorkerFact, *, is_waiting: b
     details |= {"held": owner.held} if owner.held is not None else {}
     link = Link(
         Cause.OWNER,
-        f"{name} is alive and has it: it asks the model, or gets to it in its turn{busy}.",
+        f"{name} is alive and has it: it calls the model, or will do so in its turn{busy}.",
         facts.history.updated,
         remedy="The model answers. If this lasts for minutes: the worker's log, its load, the model's server.",
         details=details,

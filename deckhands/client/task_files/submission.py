@@ -66,7 +66,8 @@ class ResultsFile:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
             raise NotWritten(
-                f"The file {self._path} cannot be written: {error.strerror}.", remedy="Make room, and repeat this."
+                f"The file {self._path} cannot be written: {error.strerror}.",
+                remedy="Free space on the disk, and repeat the command.",
             ) from error
         self.done[conversation_id] = (summary.state, summary.exit_code)
 

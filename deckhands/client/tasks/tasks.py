@@ -107,7 +107,7 @@ def to_image_urls(images: Iterable[Image]) -> tuple[str, ...] | None:
         UsageError: an item is no picture, cannot be read or is too large; or there are too many.
     """
     if isinstance(images, str | bytes | os.PathLike):
-        raise UsageError("The argument images is one picture.", remedy="Pass a list: images=[…].")
+        raise UsageError("`images` must be a list.", remedy="Pass a list: images=[…].")
     found = tuple(_to_url(image) for image in images)
     if len(found) > MAX_IMAGES:
         raise UsageError(f"There are {len(found)} pictures; the limit of a message is {MAX_IMAGES}.")

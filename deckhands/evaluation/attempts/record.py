@@ -84,7 +84,7 @@ class ProgressRecord:
         except OSError as error:
             raise UsageError(
                 f"{self._file.name} cannot be written: {error.strerror}.",
-                remedy="Make room; `deckhands eval attach` continues then.",
+                remedy="Free space on the disk; then `deckhands eval attach` continues.",
             ) from error
 
 

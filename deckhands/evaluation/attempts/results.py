@@ -210,7 +210,7 @@ class Results:
                 os.ftruncate(descriptor, before)
             raise UsageError(
                 f"{self.path} cannot be written: {error.strerror}.",
-                remedy="Make room; `deckhands eval attach` continues then.",
+                remedy="Free space on the disk; then `deckhands eval attach` continues.",
             ) from error
         for row in rows:
             self._keep(row)

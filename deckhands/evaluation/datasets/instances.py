@@ -133,7 +133,7 @@ def select_instances(
             raise UsageError(f"--slice {part!r} is not a slice.", remedy="Write it as :20, 20:40 or -5:.")
         chosen = chosen[slice(*(None if text is None else int(text) for text in match.groups()))]
     if not chosen:
-        raise UsageError("No instance is left to evaluate.", remedy="Look at --filter and --slice.")
+        raise UsageError("No instance is left to evaluate.", remedy="Change --filter or --slice.")
     return chosen
 
 

@@ -57,7 +57,7 @@ class DeniedChanges:
     def __str__(self) -> str:
         """A sentence about them, for a terminal."""
         if self.fault:
-            return f"It cannot be found out what was changed outside of the permitted folders: {self.fault}."
+            return f"The changes outside of the permitted folders cannot be determined: {self.fault}."
         more = f" and {self.count - len(self.paths):,} more" if self.count > len(self.paths) else ""
         return f"Changed outside of the permitted folders: {', '.join(map(ascii, self.paths))}{more}."
 

@@ -86,7 +86,7 @@ async def _find_origins(store: Store) -> set[str]:
             except DataForgotten:  # nothing can start from it again
                 continue
             except (CorruptEntry, StoreTooNew) as error:
-                raise CheckpointsNotRemoved("A log cannot be read, which may be that of a fork.") from error
+                raise CheckpointsNotRemoved("A log cannot be read, and it may be the log of a fork.") from error
             if isinstance(created, ConversationCreated) and created.forked_from:
                 found.add(created.forked_from.partition("@")[0])
     return found

@@ -76,7 +76,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
                     raise self.retry(countdown=_pause(self.request.retries)) from error
                 raise JobFailed(str(error), error.code) from None
             except TimeoutError as error:
-                raise JobFailed(f"It has taken longer than {job.limit_seconds:g} s.", "time_limit") from error
+                raise JobFailed(f"The job has taken longer than {job.limit_seconds:g} s.", "time_limit") from error
             except OSError as error:
                 if self.request.retries < job.retries:
                     raise self.retry(countdown=_pause(self.request.retries)) from error

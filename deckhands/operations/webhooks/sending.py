@@ -127,12 +127,12 @@ async def send_request(
         ):
             status = answer.status_code
     except TimeoutError:
-        return WebhookResponse(None, f"It has not answered within {limit_seconds:g} s.")
+        return WebhookResponse(None, f"The receiver has not answered within {limit_seconds:g} s.")
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ssl.SSLError) as error:
         return WebhookResponse(None, f"{type(error).__name__}: {error}"[:300])
     except UsageError as error:
         return WebhookResponse(None, error.message[:300])
-    return WebhookResponse(status, "" if 200 <= status < 300 else f"It has answered {status}.")
+    return WebhookResponse(status, "" if 200 <= status < 300 else f"The receiver answered with status {status}.")
 
 
 def parse_networks(private: str) -> AddressRules:

@@ -63,7 +63,7 @@ def check_choice(name: str) -> str:
         ValueError: there is no such event.
     """
     if name not in STATES and name not in Event.KINDS:
-        raise ValueError(f"there is no event {ascii(name)[:100]}; take {', '.join(STATES)} or a kind of docs/events.md")
+        raise ValueError(f"there is no event {ascii(name)[:100]}; use {', '.join(STATES)} or a kind in docs/events.md")
     return name
 
 

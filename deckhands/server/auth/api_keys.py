@@ -256,7 +256,7 @@ class ApiKeys:
         """Return a key that was checked before, if it is still valid. Raises the errors of `check`."""
         text = await self._store.call("HGET", self._root, key_id)
         if (key := _parse_key(text)) is None:
-            raise AccessDenied("unauthorized", "The API key does not exist any more.")
+            raise AccessDenied("unauthorized", "The API key no longer exists.")
         return self._require_valid(key)
 
     async def count(self, key: ApiKey) -> None:

@@ -144,7 +144,7 @@ async def _until_greeted(gateway: Gateway, conversation_id: str) -> None:
 async def search(
     gateway: GatewayOf,
     principal: Reader,
-    page_id: Annotated[str | None, Query(max_length=200, description="`next_page_id` of the page before")] = None,
+    page_id: Annotated[str | None, Query(max_length=200, description="`next_page_id` of the previous page")] = None,
     *,
     limit: Annotated[int, Query(gt=0, le=MAX_PAGE)] = MAX_PAGE,
     status: Status | None = None,

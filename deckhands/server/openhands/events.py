@@ -37,11 +37,15 @@ class Filters:
 
     def __init__(
         self,
-        kind: Annotated[str | None, Query(max_length=300, description="such as `ActionEvent`")] = None,
+        kind: Annotated[str | None, Query(max_length=300, description="a kind of event, such as `ActionEvent`")] = None,
         source: Annotated[str | None, Query(max_length=100, description="`agent`, `user` or `environment`")] = None,
         body: Annotated[str | None, Query(max_length=1_000, description="a part of the text, in any case")] = None,
-        timestamp__gte: Annotated[datetime | None, Query(description="not before; in UTC without a zone")] = None,
-        timestamp__lt: Annotated[datetime | None, Query(description="before; in UTC without a zone")] = None,
+        timestamp__gte: Annotated[
+            datetime | None, Query(description="only events at or after this time; in UTC without a zone")
+        ] = None,
+        timestamp__lt: Annotated[
+            datetime | None, Query(description="only events before this time; in UTC without a zone")
+        ] = None,
     ) -> None:
         self._kind = kind.rpartition(".")[2] if kind else None
         self._source, self._body = source, body.lower() if body else None
@@ -79,7 +83,7 @@ async def search(
     parts: Parts,
     conversation_id: ReadableId,
     filters: Annotated[Filters, Depends()],
-    page_id: Annotated[str | None, Query(max_length=100, description="`next_page_id` of the page before")] = None,
+    page_id: Annotated[str | None, Query(max_length=100, description="`next_page_id` of the previous page")] = None,
     *,
     limit: Annotated[int, Query(gt=0, le=MAX_PAGE)] = MAX_PAGE,
     sort_order: Literal["TIMESTAMP", "TIMESTAMP_DESC"] = "TIMESTAMP",
@@ -135,7 +139,7 @@ async def batch(
     gateway: GatewayOf,
     parts: Parts,
     conversation_id: ReadableId,
-    event_ids: Annotated[list[str], Query(max_length=MAX_IDS, description="their ids")],
+    event_ids: Annotated[list[str], Query(max_length=MAX_IDS, description="the ids of events")],
 ) -> Response:
     """Show events by their ids; null for an unknown id."""
     log = await parts.logs.load(gateway.client, conversation_id, needs_events=True)

@@ -83,7 +83,7 @@ class ServerInfo(BaseModel):
     title: str = Field(default="Deckhands", examples=["Deckhands"])
     uptime: float = Field(examples=[12.5], description="seconds")
     idle_time: float = Field(default=0.0, examples=[0.0], description="always 0: a cluster is not idle as a whole")
-    version: str = Field(default=SPOKEN_VERSION, examples=[SPOKEN_VERSION], description="of the API")
+    version: str = Field(default=SPOKEN_VERSION, examples=[SPOKEN_VERSION], description="the version of the API")
     sdk_version: str = Field(default=SPOKEN_VERSION, examples=[SPOKEN_VERSION])
     tools_version: str = Field(default=SPOKEN_VERSION, examples=[SPOKEN_VERSION])
     workspace_version: str = Field(default=SPOKEN_VERSION, examples=[SPOKEN_VERSION])
@@ -279,7 +279,7 @@ async def profile(gateway: GatewayOf, principal: Reader, name: Annotated[str, Pa
 async def llm_models(
     gateway: GatewayOf,
     principal: Reader,
-    provider: Annotated[str | None, Query(max_length=100, description="only those of this provider")] = None,
+    provider: Annotated[str | None, Query(max_length=100, description="only models of this provider")] = None,
 ) -> ModelNames:
     """List the models that a conversation of the key's tenant may name."""
     offered = (await list_offered_models(gateway, principal)).names

@@ -56,7 +56,9 @@ class SocketQuery:
         self,
         session_api_key: Annotated[str | None, Query(max_length=200, description="the key")] = None,
         resend_mode: Annotated[Literal["all", "since"] | None, Query(description="which past events to send")] = None,
-        after_timestamp: Annotated[datetime | None, Query(description="of the first one, for `since`")] = None,
+        after_timestamp: Annotated[
+            datetime | None, Query(description="the time of the first past event to send, for `since`")
+        ] = None,
         resend_all: Annotated[bool, Query(deprecated=True)] = False,
     ) -> None:
         self.key = session_api_key

@@ -125,8 +125,8 @@ FORM: dict[str, Any] = {
         }
     },
 }
-PathQuery = Annotated[str, Query(min_length=1, max_length=MAX_PATH_CHARS, description="in the workspace")]
-Ref = Annotated[str | None, Query(max_length=200, pattern=r"^[^-\s][^\s]*$", description="compare with this")]
+PathQuery = Annotated[str, Query(min_length=1, max_length=MAX_PATH_CHARS, description="a path in the workspace")]
+Ref = Annotated[str | None, Query(max_length=200, pattern=r"^[^-\s][^\s]*$", description="the Git ref to compare with")]
 TrajectoryId = Annotated[str, InPath(max_length=64, description="the UUID of a conversation, or its id")]
 Sha = Annotated[str | None, Query(pattern=r"^[0-9a-fA-F]{4,64}$", description="show what this commit changed")]
 

@@ -101,7 +101,9 @@ async def follow(
     gateway: GatewayOf,
     principal: Reader,
     thread_id: Annotated[str, Query(alias="threadId", pattern=NAME)],
-    run_id: Annotated[str | None, Query(alias="runId", pattern=NAME, description="the last one by default")] = None,
+    run_id: Annotated[
+        str | None, Query(alias="runId", pattern=NAME, description="the run; by default the last one")
+    ] = None,
     last_event_id: LastId = None,
 ) -> Response:
     """Stream the events of a run, from its start or after `Last-Event-ID`, until the conversation has settled.

@@ -153,7 +153,7 @@ class ChatRequest(JsonBody):
         images = tuple(url for each in new for url in each.images)
         if not text or len(text) > MAX_TASK_CHARS or len(images) > MAX_IMAGES:
             raise UsageError(
-                "messages: behind the last answer there has to be a message of the user with a text of up to "
+                "messages: after the last answer, there must be a message of the user with a text of up to "
                 f"{MAX_TASK_CHARS:,} characters and up to {MAX_IMAGES} pictures.",
                 remedy="Send one.",
             )

@@ -205,7 +205,7 @@ class StoredResponse:
         # Other events may have been appended before the message was.
         rest = list(dropwhile(lambda event: bool(after) and not _is_message(event), events[after:]))
         if not rest:
-            raise Problem(404, "unknown_response", "There is no such response.", remedy="Check its id.")
+            raise Problem(404, "unknown_response", "There is no such response.", remedy="Check the id of the response.")
         self._tally = Tally.of(event for event in events if event.id < rest[0].id)
         has_message = False
         for event in rest:

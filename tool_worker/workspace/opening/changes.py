@@ -182,7 +182,7 @@ class Changes:
             limit_seconds=max(0.0, ends - asyncio.get_running_loop().time()),
         )
         if ran.code != 0:
-            raise SourceUnusable(f"The changes cannot be determined: {find_reason(ran)}")
+            raise SourceUnusable(f"The changes of the workspace cannot be determined: {find_reason(ran)}")
         return ran
 
 
