@@ -91,6 +91,21 @@ class Cluster:
         await until(serves, limit=LIMIT_SECONDS, what="new node that serves")
         return node
 
+    async def add_replica(self, primary: Server) -> Server:
+        """Add a replica of a primary, and wait until the primary knows it and has sent it everything."""
+        node = await self.add_node()
+        await self._order(node, "CLUSTER", "REPLICATE", await self._id(primary))
+
+        async def is_known() -> bool:
+            ranges = await primary.call("CLUSTER", "SLOTS")
+            known = {
+                int(replica[1]) for _, _, at, *others in ranges if int(at[1]) == primary.port for replica in others
+            }
+            return node.port in known and await primary.replicas() == len(known)
+
+        await until(is_known, limit=LIMIT_SECONDS, what="replica")
+        return node
+
     async def remove_node(self, node: Server) -> None:
         """Take a primary that has no slots out of the cluster, and end it."""
         gone = await self._id(node)

@@ -8,6 +8,7 @@ import itertools
 import json
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -19,6 +20,7 @@ from broker.log.conversations import Conversations
 from broker.runtime import (
     BrokerSettings,
     OutcomeUnknown,
+    StoreError,
     StoreMisconfigured,
     StoreRefused,
     StoreUnavailable,
@@ -207,6 +209,72 @@ class TestWhole:
             listed = (await client.get("/conversations")).json()
             assert len(listed["conversations"]) == 1
             assert "deckhands_conversations" in (await client.get("/metrics")).text
+
+
+@pytest.mark.parametrize("program", ["valkey", "redis"])
+async def test_replica_that_joined_later_has_to_confirm(program: str, tmp_path: Path) -> None:
+    # No replica is regarded as failed in the meantime, however busy the machine is.
+    nodes = Cluster(server_program(program), tmp_path, node_timeout_ms=int(1_000 * unhurried(60)))
+    async with nodes.running():
+        store = await open_store(nodes.url, shards=1, patience_seconds=0.0, acks="replica")
+        await until_confirmed(store, "1")
+        primary = await nodes.find_node(find_slot("deck:{0}:test"))
+        first = nodes.nodes[PRIMARIES + nodes.nodes.index(primary)]
+        second = await nodes.add_replica(primary)
+        for late in (first, second):
+            late.send(signal.SIGSTOP)
+            with pytest.raises(OutcomeUnknown, match="to its 2 replicas"):
+                await store.connection.call("SET", "deck:{0}:test", "2")
+            late.send(signal.SIGCONT)
+            await until_confirmed(store, "3")
+        await store.aclose()
+
+
+@pytest.mark.parametrize("program", ["valkey", "redis"])
+async def test_paused_primary_and_its_replica_confirm_nothing(program: str, tmp_path: Path) -> None:
+    """Both continue after another replica was promoted: what only they have is lost."""
+    nodes = Cluster(server_program(program), tmp_path, replicas=2)
+    async with nodes.running():
+        store = await open_store(nodes.url, shards=1, patience_seconds=unhurried(60), acks="replica")
+        is_over, confirmed = asyncio.Event(), set[bytes]()
+
+        async def write(writer: int) -> None:
+            for number in itertools.count():
+                with contextlib.suppress(StoreError):
+                    await store.connection.call("SADD", "deck:{0}:test", f"{writer}-{number}")
+                    confirmed.add(b"%d-%d" % (writer, number))
+                if is_over.is_set():
+                    return
+
+        writing = asyncio.gather(*(write(number) for number in range(4)))
+        await until(lambda: len(confirmed) > 20, limit=60, what="confirmed writes")
+        slot = find_slot("deck:{0}:test")
+        old = await nodes.find_node(slot)
+        follower = nodes.nodes[PRIMARIES + nodes.nodes.index(old)]
+        for paused in (old, follower):
+            paused.send(signal.SIGSTOP)
+        await until(partial(nodes.is_served, slot, other_than=old), limit=60, what="promotion")
+        for paused in (follower, old):
+            paused.send(signal.SIGCONT)
+        new = await nodes.until_promoted(slot, other_than=old)
+        before = len(confirmed)
+        await until(lambda: len(confirmed) > before + 20, limit=60, what="confirmed writes of the new primary")
+        is_over.set()
+        await writing
+        await store.aclose()
+        assert confirmed - set(await new.call("SMEMBERS", "deck:{0}:test")) == set()
+
+
+async def until_confirmed(store: Store, value: str) -> None:
+    """Repeat a write until the replicas have it, which need long on a busy machine."""
+
+    async def is_confirmed() -> bool:
+        try:
+            return bool(await store.connection.call("SET", "deck:{0}:test", value) == b"OK")
+        except OutcomeUnknown:
+            return False
+
+    await until(is_confirmed, limit=unhurried(60), what="confirmed write")
 
 
 @pytest.mark.parametrize("cluster", ["valkey"], indirect=True)
