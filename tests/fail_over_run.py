@@ -1,6 +1,6 @@
 """A program that fails a group of servers over again and again while owners and producers append to its conversations.
 
-`python -m tests.fail_over_run PROGRAM FOLDER COUNT SEED store|conversation [linked|cluster]` writes FOLDER/history.json
+`python -m tests.fail_over_run PROGRAM FOLDER COUNT SEED store|conversation KIND SECONDS` writes FOLDER/history.json
 and FOLDER/logs.json, and prints a line for each fail-over. `run_side_by_side` runs several of them and checks them all.
 
 Holds: whether an event was acknowledged is recorded from the replies of the public calls, before anything is checked.
@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
+import math
 import random
 import signal
 import sys
@@ -115,7 +117,7 @@ class Workload:
 
 @contextlib.asynccontextmanager
 async def running_group(program: str, folder: Path, kind: str) -> AsyncIterator[Group]:
-    """Run a group under Sentinels, with links between its servers if `kind` is `linked`; or one of a cluster."""
+    """Run a group under Sentinels (`plain`), which may reach its servers by links (`linked`), or one of a `cluster`."""
     if kind == "cluster":
         folder.mkdir()
         async with Cluster(program, folder, replicas=2, node_timeout_ms=DOWN_AFTER_MS).running() as cluster:
@@ -127,15 +129,17 @@ async def running_group(program: str, folder: Path, kind: str) -> AsyncIterator[
 
 
 async def run(
-    program: str, folder: Path, *, count: int, seed: int, of_conversation: bool = False, kind: str = ""
+    program: str, folder: Path, *, count: int, seed: int, of_conversation: bool, kind: str, seconds: float
 ) -> None:
     """Fail a group over `count` times under load, and save the history and the logs.
 
     Args:
+        seconds: after this time, no further fail-over begins.
         of_conversation: the conversations demand the confirmation by a replica; otherwise the store does.
         kind: see `running_group`.
     """
     chance, history, loop = random.Random(seed), History(), asyncio.get_running_loop()
+    end = loop.time() + seconds
     async with running_group(program, folder / "group", kind) as group:
         acks: Acks = "local" if of_conversation else "replica"
         store = await open_store(group.url, shards=1, patience_seconds=unhurried(LIMIT_SECONDS), acks=acks)
@@ -154,7 +158,7 @@ async def run(
             await end_fail_over(group, old, new, fault)
             sys.stdout.write(f"{number + 1} {fault} {history.count_acknowledged()}\n")
             sys.stdout.flush()
-            if working.done():
+            if working.done() or loop.time() > end:
                 break
         workload.is_over.set()
         await working
@@ -212,14 +216,16 @@ class Result:
 
 
 async def run_side_by_side(
-    programs: Sequence[str], folder: Path, *, count: int, seed: int, is_cluster: bool = False
+    programs: Sequence[str], folder: Path, *, count: int, seed: int, is_cluster: bool = False, seconds: float = math.inf
 ) -> Result:
     """Run one group of servers for each program at the same time, `count` fail-overs together, and check all of them."""
     each = -(-count // len(programs))
-    groups = [["cluster"]] * len(programs) if is_cluster else [["linked"], *[[]] * (len(programs) - 1)]
+    kinds_of_groups = (
+        itertools.repeat("cluster") if is_cluster else itertools.chain(["linked"], itertools.repeat("plain"))
+    )
     runs = [
-        asyncio.create_task(_run_one(program, folder / str(number), each, seed + number, number, kind))
-        for number, (program, kind) in enumerate(zip(programs, groups, strict=True))
+        asyncio.create_task(_run_one(program, folder / str(number), each, seed + number, number, kind, seconds))
+        for number, (program, kind) in enumerate(zip(programs, kinds_of_groups, strict=False))
     ]
     outputs = await asyncio.gather(*runs)
     histories = [History.load(folder / str(number) / "history.json") for number in range(len(programs))]
@@ -243,12 +249,12 @@ async def run_side_by_side(
     )
 
 
-async def _run_one(program: str, folder: Path, count: int, seed: int, number: int, kind: Sequence[str]) -> str:
+async def _run_one(program: str, folder: Path, count: int, seed: int, number: int, kind: str, seconds: float) -> str:
     """Run one group in a separate process, half of them with the demand of the conversations."""
     folder.mkdir(parents=True)
     demand = ("store", "conversation")[number % 2]
-    command = [sys.executable, "-m", "tests.fail_over_run", program, str(folder), str(count), str(seed), demand]
-    command += kind
+    arguments = [program, str(folder), str(count), str(seed), demand, kind, str(seconds)]
+    command = [sys.executable, "-m", "tests.fail_over_run", *arguments]
     with (folder / "errors").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=errors)
         try:
@@ -262,7 +268,7 @@ async def _run_one(program: str, folder: Path, count: int, seed: int, number: in
 
 
 if __name__ == "__main__":
-    name, place, times, start, demand, *others = sys.argv[1:]
+    name, place, times, start, demand, which, limit = sys.argv[1:]
     asyncio.run(
         run(
             name,
@@ -270,6 +276,7 @@ if __name__ == "__main__":
             count=int(times),
             seed=int(start),
             of_conversation=demand == "conversation",
-            kind="".join(others),
+            kind=which,
+            seconds=float(limit),
         )
     )

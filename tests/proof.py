@@ -88,12 +88,20 @@ SECTIONS = (
         "up to 40 events, and leaves; a producer appends to it, too. The primary is killed, replaced by an order, "
         "stopped, or cut off, as a seed draws. Calls and acknowledgements are recorded as they happen; at the end, "
         "`tests/fail_over_history.py`, which uses nothing of the product, compares them with the raw streams. It finds "
-        "planted contradictions of eight kinds (`tests/faults/test_fail_over_history.py`). In the second test, "
-        "real workers run conversations while the primary is killed.",
-        ["pytest", "tests/faults/test_many_fail_overs.py", "-k", "two_hundred or workers_continue"],
+        "planted contradictions of eight kinds (`tests/faults/test_fail_over_history.py`). In the second test, the group "
+        "is the primary of a slot with two replicas, in a cluster of nine servers of Valkey and in one of Redis; in the "
+        "third one, real workers run conversations while the primary is killed.",
+        [
+            *(
+                "pytest",
+                "tests/faults/test_many_fail_overs.py",
+                "-k",
+                "thousand or many_fail_overs_in or workers_continue",
+            ),
+            *(LIMIT, "SECONDS"),
+        ],
         "A Sentinel that alone takes a living replica for down leaves it out; if another Sentinel then promotes just "
-        "that replica, its gap counts as lost. Several groups on one machine share its clock. `make soak` makes 1,000 "
-        "fail-overs. Further faults of Sentinels and of `acks` are in `tests/faults/test_sentinel.py`, "
+        "that replica, its gap counts as lost. Several groups on one machine share its clock. Further faults of Sentinels and of `acks` are in `tests/faults/test_sentinel.py`, "
         "`tests/faults/test_sentinel_faults.py` and `tests/integration/test_acks.py`. Every replica that Sentinels may "
         "promote has to confirm, because one of them is not enough "
         "([decision 41](decisions/0041-sentinels-and-when-a-write-counts.md)).",

@@ -7,9 +7,12 @@ import contextlib
 import itertools
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -26,12 +29,16 @@ from broker.runtime import (
     StoreUnavailable,
     UsageError,
 )
-from broker.store.cluster import ClusterConnection
+from broker.store.cluster import HOME_SLOT, ClusterConnection
+from broker.store.connection import Argument
 from broker.store.function_library import LIBRARY, VERSION_FIELD
 from broker.store.keys import INBOX, STORE, ShardKeys, replies_key
 from broker.store.routing import find_slot
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
+from deckhands.operations.monitoring.census import Census
+from deckhands.operations.monitoring.queues import read_depths
+from tests.broker_parts import enter
 from tests.clusters import PRIMARIES, Cluster
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
@@ -78,6 +85,18 @@ def keys_of_all_nodes(count: int) -> list[str]:
     return [f"deck:test:{number}" for number in range(count)]
 
 
+class CountingConnection(ClusterConnection):
+    """Counts how often something is sent to each node."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.sent: Counter[tuple[str, int]] = Counter()
+
+    async def _exchange(self, node: tuple[str, int], commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        self.sent[node] += 1
+        return await super()._exchange(node, commands)
+
+
 class TestWhole:
     """What leaves a cluster whole: all share one."""
 
@@ -100,6 +119,32 @@ class TestWhole:
         assert (again.shards, again.generation) == (64, store.generation)
         for opened in (store, again):
             await opened.aclose()
+
+    async def test_what_concerns_all_shards_asks_each_node_once(self, cluster: Cluster) -> None:
+        opened = await open_store(cluster.url, patience_seconds=unhurried(60))
+        connection = CountingConnection(cluster.url)
+        store = replace(opened, connection=connection)
+        assert store.shards == 64
+        client, index = Client(store), Conversations(store)
+        for number in range(100):
+            await client.submit("do it", conversation_id=f"conversation-{number}")
+        membership = await enter(store, "w1", node="n1")
+        works: list[tuple[int, Callable[[], Awaitable[Any]]]] = [
+            (1, lambda: membership.beat(1)),
+            (1, index.count),
+            (2, lambda: index.list_recent(limit=50)),  # their ids, and their rows
+            (3, lambda: Census(store).count()),  # their numbers, their ids, and their states
+            (2, lambda: read_depths(store, ["pool:bash"], sees_inbox=False)),
+        ]
+        for most, work in works:
+            await work()
+            connection.sent.clear()
+            found = await work()
+            home = connection.sent.pop(await connection._find_node(HOME_SLOT))
+            assert set(connection.sent.values()) <= {most}, (found, connection.sent)
+            assert home <= most + 2  # facts of the store itself
+        for each in (connection, opened):
+            await each.aclose()
 
     async def test_a_batch_is_split_by_node_and_answered_in_order(self, store: Store) -> None:
         keys = keys_of_all_nodes(60)
