@@ -176,9 +176,7 @@ async def _trouble(cluster: Cluster, random: Random) -> None:
 
 def _start_person(cluster: Cluster, cid: str, work: _Work, folder: Path) -> asyncio.Future[None]:
     over: asyncio.Future[None] = cluster.loop.create_future()
-    agent = AgentSpec(
-        llm=LLMSpec(model=f"scripted/{folder / cid}.json"), tool_concurrency=2
-    )
+    agent = AgentSpec(llm=LLMSpec(model=f"scripted/{folder / cid}.json"), tool_concurrency=2)
     limits = Limits(max_iterations=len(work.turns) + 100)
     created = ConversationCreated(conversation_id=cid, agent=agent, limits=limits, headless=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import Random
@@ -205,7 +205,7 @@ class NotingServer(MemoryServer):
         self._true_clock = clock
         if self.bug.on_store is not None:
             on_store, perform = self.bug.on_store, self._perform
-            self._perform: Execute = lambda command: on_store(perform, command)  # type: ignore[method-assign]
+            self._perform = lambda command: on_store(perform, command)  # type: ignore[method-assign]
 
     def go_away(self) -> None:
         """Refuse all clients; every connection breaks."""
@@ -263,26 +263,27 @@ class NotingServer(MemoryServer):
         for key, value in self.keys.values.items():
             if key.endswith((b":workers", b":nodes")):
                 value.update({name: due + millis for name, due in value.items() if due > 1.0})
-            elif key.endswith(b":about") or key.endswith(b":clock"):
+            elif key.endswith((b":about", b":clock")):
                 for name in MOVED_BY_BEATS & value.keys():
                     before = value[name]
-                    value[name] = b"%.3f" % (float(before) + millis) if b"." in before else b"%d" % (int(before) + millis)
+                    value[name] = (
+                        b"%.3f" % (float(before) + millis) if b"." in before else b"%d" % (int(before) + millis)
+                    )
         self.beats = {worker: at + seconds for worker, at in self.beats.items()}
 
     def _note_change(self, command: Arguments, reply: Any) -> None:
-        now = self._true_clock.monotonic()
-        function = command[1] if command[0] == b"FCALL" else b""
-        if function == b"deck_tick" and reply[0] == b"alive":
+        """Note the time unless a command was a beat that found nothing, or a look."""
+        now, function = self._true_clock.monotonic(), command[1] if command[0] == b"FCALL" else b""
+        if function in (b"deck_register", b"deck_tick") and reply[0] != b"swept":
             self.beats[command[4]] = now
-            if reply[1:5] == [0, 0, 0, []]:
-                return
-        elif function == b"deck_register":
-            self.beats[command[4]] = now
-        elif function == b"deck_dispatch" and reply[0] in (b"queued", b"running"):
-            return
-        elif function == b"deck_now" or command[0] in (b"XREADGROUP", b"XTRIM") or (command[0] == b"HDEL" and not reply):
-            return
-        self.changed_at = now
+        is_look = {
+            b"deck_tick": function == b"deck_tick" and reply[1:5] == [0, 0, 0, []],
+            b"deck_dispatch": function == b"deck_dispatch" and reply[0] in (b"queued", b"running"),
+            b"deck_now": True,
+            b"": command[0] in (b"XREADGROUP", b"XTRIM") or (command[0] == b"HDEL" and not reply),
+        }
+        if not is_look.get(function, False):
+            self.changed_at = now
 
     def execute(self, command: Arguments) -> Any:
         if self._refusal and command[0] not in READS and command[:2] != [b"FCALL", b"deck_now"]:
