@@ -250,7 +250,7 @@ def test_part_of_a_kept_checkpoint_equals_what_was_saved(
     with pytest.raises(SourceUnusable, match="after event 5"):
         checkpoints.list_files("conversation", 5, ".")
     for limits in (TreeLimits(files=1), TreeLimits(bytes=100)):
-        with pytest.raises(WorkspaceTooLarge, match="Name a part|has more than"):
+        with pytest.raises(WorkspaceTooLarge, match="has more than"):
             checkpoints.extract("conversation", 4, ".", tmp_path / "none", limits=limits)
     assert not any((tmp_path / "none").iterdir())
 
