@@ -134,7 +134,7 @@ SECTIONS = (
         "The simulation finds errors of the protocol: each planted one makes one of its checks fail.",
         "Each bug changes one behaviour of the store's functions, of a connection, or of the workspace host. Most are "
         "looked for by the general search (`tests/simulation/general.py`): runs of four kinds of work under faults, which "
-        "are the same for each bug. Bugs of the front door are looked for by a search of its own "
+        "are the same for each bug. Bugs of the front door are looked for by a separate search "
         "(`tests/simulation/arrivals.py`), which is the same for each of them. The others have a plan of their own. A bug "
         "counts as found when a check fails that holds without it.",
         [

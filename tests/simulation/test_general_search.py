@@ -15,7 +15,7 @@ from tests.simulation.simulated_host import JournalWithoutResults, JournalWithou
 from tests.simulation.wire import Bug, StoreBug
 from tool_worker.host.journal import Journal
 
-SEEDS = 200
+SEEDS = 400
 """At most, to find a bug. Most are found by 40; a change of the product moves them."""
 CLEAN_SEEDS = 40
 FEW_SEEDS = 4
