@@ -134,7 +134,10 @@ class TestWhole:
             (1, index.count),
             (2, lambda: index.list_recent(limit=50)),  # their ids, and their rows
             (3, lambda: Census(store).count()),  # their numbers, their ids, and their states
-            (2, lambda: read_depths(store, ["pool:bash"], sees_inbox=False)),
+            (
+                3,
+                lambda: read_depths(store, ["pool:bash"], sees_inbox=False),
+            ),  # which exist, their groups, first entries
         ]
         for most, work in works:
             await work()
