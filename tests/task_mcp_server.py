@@ -55,6 +55,7 @@ class TaskServer:
     Attributes:
         started: how often each call was started, by the name that the call gives.
         metas: the `_meta` of each call.
+        headers: those of the latest request.
         seen: the methods that were asked for.
         last_params: the parameters of the latest request.
         questions: what the tools that ask want to know.
@@ -68,6 +69,7 @@ class TaskServer:
     by_key: dict[str, str] = field(default_factory=dict)
     started: Counter[str] = field(default_factory=Counter)
     metas: list[dict[str, Any]] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     last_params: dict[str, Any] = field(default_factory=dict)
     questions: dict[str, Any] = field(default_factory=lambda: {"q1": question()})
@@ -84,6 +86,7 @@ class TaskServer:
         asked = await request.json()
         if "id" not in asked:
             return web.Response(status=202)
+        self.headers = dict(request.headers)
         method, params = asked["method"], asked.get("params") or {}
         self.seen[method] += 1
         self.last_params = params

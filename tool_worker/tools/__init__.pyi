@@ -1,5 +1,6 @@
 from .mcp.launch import SandboxedLaunch as SandboxedLaunch
 from .mcp.servers import McpServers as McpServers
+from .mcp.task_servers import TaskServers as TaskServers
 from .offered import OfferedTools as OfferedTools, load_tools as load_tools, run_in_own_thread as run_in_own_thread
 from .registry import find_tool as find_tool
 from .remote_work import FreeSlot as FreeSlot, RemoteContext as RemoteContext, RemoteWork as RemoteWork

@@ -69,6 +69,11 @@ class RemoteWork:
             raise SecretsLocked("The record of a call is encrypted.", remedy=ONE_KEY)
         return self._secrets.unseal(self._conversation_id, found.removeprefix(SEALED))
 
+    async def list_recorded(self) -> list[int]:
+        """Return the actions of the conversation that have a record."""
+        names = [name.decode(errors="replace") for name in await self._call("HKEYS")]
+        return sorted(int(name[2:]) for name in names if name.startswith("t:") and name[2:].isdecimal())
+
     async def save(self, text: str) -> None:
         """Write the record. Idempotent."""
         self._fields.add(self._field)

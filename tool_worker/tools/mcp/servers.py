@@ -209,8 +209,11 @@ def _make_custom_tool(server: McpServer, tool: Tool) -> CustomTool:
         found = await call.resume() or await call.repeat_answer()
         return OutcomeUnknownObservation(content=UNKNOWN_TEXT) if found is None else found
 
+    async def drop(context: ToolContext) -> None:
+        await _Call(server, tool, offer, {}, context).drop()
+
     seconds = server.spec.timeout + server.spec.task_timeout + 2 * CONNECT_LIMIT_SECONDS
-    return CustomTool(offer, None, run, check, timeout_seconds=seconds)
+    return CustomTool(offer, None, run, check, timeout_seconds=seconds, drop=drop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +257,15 @@ class _Call:
         """Answer a task's questions again, which has no second effect; None if this call answers none of a task."""
         asked = await self._load_asked()
         return await self._continue(asked) if asked is not None and asked.task_id else None
+
+    async def drop(self) -> None:
+        """End the task of a call whose questions nobody will answer, and forget the call. Idempotent."""
+        asked = await self._load_asked()
+        if asked is None or self._work is None:
+            return
+        if asked.task_id:
+            await self.server.cancel_task(asked.task_id)
+        await self._work.forget()
 
     @property
     def _asks(self) -> int | None:
