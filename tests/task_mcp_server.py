@@ -46,6 +46,7 @@ class RemoteJob:
     error: dict[str, Any] | None = None
     polls: int = 0
     is_asking: bool = False
+    message: str = ""
 
 
 @dataclass
@@ -142,6 +143,7 @@ class TaskServer:
         job = self.jobs[task_id]
         job.polls += 1
         about = {**self._describe(task_id), **COMPLETE, "status": "working"}
+        about |= {"statusMessage": job.message} if job.message else {}
         if job.error is not None:
             return {**about, "status": "failed", "error": job.error}
         if job.is_cancelled:

@@ -12,4 +12,4 @@ from .output_schema import check_output_schema as check_output_schema, find_viol
 from .plugins import entry_points as entry_points
 from .tool_offers import SANDBOX as SANDBOX, ReportedFailure as ReportedFailure, ToolFailure as ToolFailure
 from .tool_offers import ToolFailures as ToolFailures
-from .tool_offers import ToolOffers as ToolOffers, check_limits as check_limits
+from .tool_offers import ToolOffers as ToolOffers, check_limits as check_limits, to_one_line as to_one_line

@@ -201,7 +201,7 @@ async def test_other_answer_ends_the_call(cluster: FaultCluster, remote: TaskSer
     await check_log(cluster, cid)
 
 
-@pytest.mark.parametrize("end", ["reject", "message", "stop", "close"])
+@pytest.mark.parametrize("end", ["reject", "message", "stop"])
 async def test_dropped_question_ends_the_task_of_the_server(
     cluster: FaultCluster, remote: TaskServer, end: str
 ) -> None:
@@ -215,8 +215,6 @@ async def test_dropped_question_ends_the_task_of_the_server(
             await cluster.client.send_message(cid, "forget it")
         case "stop":
             await cluster.client.cancel(cid)
-        case "close":
-            await cluster.client.close(cid)
     await until(lambda: remote.jobs["task-0"].is_cancelled, what="its end at the server")
 
     async def is_forgotten() -> bool:

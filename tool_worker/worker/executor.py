@@ -72,13 +72,13 @@ class Executor:
         self._workspaces = workspaces
         self._checkpointing = checkpointing
         self._opener = opener
-        self._drop_question = partial(drop_question, log, offered, servers)
         self._transfer_service = transfer_service
         self._calls = RunningCalls(log.is_answered)
         self._stop_orders = StopOrders(log.is_answered)
         self._notices = Notices(workspaces, quota, held)
         offered = offered or OfferedTools(())
         servers = servers or TaskServers(AllowedServers(), offered=offered)
+        self._drop_question = partial(drop_question, log, offered, servers)
         recorder = Recorder(log, worker_id=worker_id, checkpointing=checkpointing, figures=figures or Figures())
         traced = Spans(spans or open_tracing("tool"), worker_id, log)
         around_host = make_chain(
@@ -116,7 +116,7 @@ class Executor:
                 # Inside all refusals: a refused action has no tool span.
                 traced.trace_tool,
                 # Before the workspace: custom tools run in this worker and need none.
-                partial(call_offered_tool, offered, servers, self._calls),
+                partial(call_offered_tool, offered, servers, self._calls, log=log),
                 # Around the survey: the servers of skills are known from its answer.
                 partial(list_server_tools, servers),
                 # Before the workspace is opened: only a new workspace can be filled from a source.
@@ -183,7 +183,6 @@ class Executor:
         if order.order in ("close", "cancel"):
             self._stop_orders.record(order.conversation_id, order.action_id, location=order.location)
         if order.order == "close":
-            await self._drop_question(order.conversation_id)
             await self._workspaces.close(order.conversation_id)
             if self._checkpointing is not None:
                 await self._checkpointing.save_last(order.conversation_id)

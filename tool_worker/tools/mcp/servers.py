@@ -47,7 +47,7 @@ from broker.tools import (
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, ProgramLaunch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
 from tool_worker.tools.mcp.reading import make_reading_tools
-from tool_worker.tools.mcp.server import CHECK_FIRST, McpServer
+from tool_worker.tools.mcp.server import CHECK_FIRST, McpServer, ShowProgress
 from tool_worker.tools.offered import UNKNOWN_TEXT, OfferedTools, choose_images
 from tool_worker.tools.remote_work import RemoteContext, RemoteWork
 
@@ -272,6 +272,11 @@ class _Call:
         return self.context.asks if isinstance(self.context, RemoteContext) else None
 
     @property
+    def _show_progress(self) -> ShowProgress | None:
+        progress = self.context.progress if isinstance(self.context, RemoteContext) else None
+        return None if progress is None else progress.show
+
+    @property
     def _work(self) -> RemoteWork | None:
         return self.context.work if isinstance(self.context, RemoteContext) else None
 
@@ -317,7 +322,13 @@ class _Call:
             meta["traceparent"] = self.context.traceparent
         try:
             answer = await self.server.call(
-                self.tool.name, self.arguments, self._check, meta=meta, responses=responses, state=state
+                self.tool.name,
+                self.arguments,
+                self._check,
+                meta=meta,
+                responses=responses,
+                state=state,
+                show_progress=self._show_progress,
             )
         except MCPError as error:
             return self._observe_failure(error)
@@ -341,7 +352,9 @@ class _Call:
         try:
             async with self._work.park() if self._work is not None else nullcontext():
                 async with asyncio.timeout(limit_seconds):
-                    answer = await self.server.await_task(name, record.task_id, record.poll_seconds, record.answered)
+                    answer = await self.server.await_task(
+                        name, record.task_id, record.poll_seconds, record.answered, show_progress=self._show_progress
+                    )
         except TimeoutError:
             await self.server.cancel_task(record.task_id)
             text = f"The task of {name} has not ended within {limit_seconds:g} seconds."

@@ -25,7 +25,7 @@ from broker.contract import (
 from broker.log import EventLog
 from broker.runtime import DeckhandsError, failpoint, make_traceparent
 from broker.tools import ToolContext, ToolFailed
-from tool_worker.tools import OfferedTools, RemoteContext, RemoteWork, TaskServers
+from tool_worker.tools import CallProgress, OfferedTools, RemoteContext, RemoteWork, TaskServers
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 CHECK_SECONDS = 0.5
@@ -99,7 +99,13 @@ async def _wait_for_stopped(task: asyncio.Task[Observation], limit_seconds: floa
 
 
 async def call_offered_tool(
-    offered: OfferedTools, servers: TaskServers, calls: RunningCalls, run: ActionRun, rest: RestOfAction
+    offered: OfferedTools,
+    servers: TaskServers,
+    calls: RunningCalls,
+    run: ActionRun,
+    rest: RestOfAction,
+    *,
+    log: EventLog,
 ) -> Observation:
     """Call a custom tool, which runs in this worker and needs no workspace."""
     if not isinstance(run.action, OfferedToolAction):
@@ -112,6 +118,7 @@ async def call_offered_tool(
         fingerprint=run.fingerprint,
         traceparent=traceparent,
         work=run.work,
+        progress=CallProgress(log, run.conversation_id, run.action.id),
         asks=run.action.asks if isinstance(run.action, MCPAction) else None,
         answers=run.action.answers if isinstance(run.action, MCPAction) else None,
     )
@@ -135,35 +142,28 @@ async def _call(offered: OfferedTools, servers: TaskServers, run: ActionRun, con
 
 
 async def drop_question(
-    log: EventLog, offered: OfferedTools, servers: TaskServers, conversation_id: str, action_id: int | None = None
+    log: EventLog, offered: OfferedTools, servers: TaskServers, conversation_id: str, action_id: int
 ) -> None:
-    """End the server's tasks behind questions that were dropped, because nobody will answer them.
+    """End the server's task behind a question that was dropped: its action is answered, and nothing was sent back.
 
-    Idempotent. A failure is logged: the server ends such a task when its own time is over.
-
-    Args:
-        action_id: the action that asked; None: the conversation is closed, and all its questions are dropped.
+    Idempotent. A failure is logged: the server ends the task when its own time is over.
     """
     try:
-        if action_id is None:
-            asked_ids = await RemoteWork(log.store, conversation_id, 0).list_recorded()
-        else:
-            (action,) = await log.read(conversation_id, after=action_id - 1, until=action_id) if action_id else (None,)
-            is_dropped = isinstance(action, MCPAction) and await log.is_answered(conversation_id, action_id)
-            asked_ids = [action.asks] if is_dropped and isinstance(action, MCPAction) and action.asks else []
-        for asked_id in asked_ids:
-            (action,) = await log.read(conversation_id, after=asked_id - 1, until=asked_id)
-            if not isinstance(action, MCPAction):
-                continue
-            work = RemoteWork(log.store, conversation_id, asked_id, secrets=log.secrets)
-            context = RemoteContext(conversation_id, asked_id, work=work, asks=asked_id)
-            if action.server is None:
-                await offered.drop(action, context)
-                continue
-            async with servers.use_tool(conversation_id, action) as tool:
-                await offered.drop(action, context, tool=tool)
-    except (DeckhandsError, ValueError) as error:
-        _log.warning("a question of %s is not dropped: %s", conversation_id, error)
+        found = await log.read(conversation_id, after=action_id - 1, until=action_id) if action_id else ()
+        action = found[0] if found else None
+        if not isinstance(action, MCPAction) or action.asks is None:
+            return
+        if not await log.is_answered(conversation_id, action_id):
+            return
+        work = RemoteWork(log.store, conversation_id, action_id, secrets=log.secrets)
+        context = RemoteContext(conversation_id, action_id, work=work, asks=action.asks)
+        if action.server is None:
+            await offered.drop(action, context)
+            return
+        async with servers.use_tool(conversation_id, action) as tool:
+            await offered.drop(action, context, tool=tool)
+    except DeckhandsError as error:
+        _log.warning("the question of action %d of %s is not dropped: %s", action_id, conversation_id, error)
 
 
 async def list_server_tools(servers: TaskServers, run: ActionRun, rest: RestOfAction) -> Observation:

@@ -272,7 +272,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
         {
             "setup": (
                 "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id "
-                "pinned_version rollout"
+                "pinned_version rollout mcp_servers"
             ),
             "lifecycle": "agent_state requested ending last_error error_code result_id",
             "greeting": "is_said",
@@ -285,7 +285,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
                 "latest inherited_usd prompt_tokens completion_tokens is_changed forked"
             ),
             "opening": "action_id attempts is_open has_failed",
-            "survey": "action_id attempts answer_id is_over scripts",
+            "survey": "action_id attempts answer_id is_over scripts has_failed is_repeated",
             "rules": "known shown due shown_chars",
             "plan": "action_id text is_edited",
             "work": (
