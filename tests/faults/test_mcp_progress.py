@@ -46,7 +46,7 @@ async def watching(cluster: FaultCluster, conversation_id: str) -> AsyncIterator
             await task
 
 
-async def test_reports_of_a_call_reach_the_watcher_and_not_the_log(cluster: FaultCluster) -> None:
+async def test_reports_of_a_call_reach_watchers_only(cluster: FaultCluster) -> None:
     is_called, may_report, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def report(request: web.BaseRequest) -> web.StreamResponse:

@@ -1,8 +1,9 @@
 """MCP servers of single conversations: those that a task names, and those that a skill of its workspace asks for.
 
-Holds: a server is reached only if the operator's file allows its host, at each call anew. A connection serves one
-conversation. Headers get secrets of that conversation and no others; the log has their names alone. A skill's server
-gets no secret, and a program of a skill is never started: the operator's server of that name stands for it.
+Holds: a server is reached only if the operator's file allows its host, which is checked at each call. A connection
+serves one conversation. Headers get secrets of that conversation and no others; the log has their names alone. A
+skill's server gets no secret, and a program of a skill is never started: the operator's server of that name stands for
+it.
 Untrusted: a task, a skill, and an action of the log may name any address.
 """
 
