@@ -145,8 +145,11 @@ async def test_task_of_its_server_survives_kills_of_both_workers(cluster: FaultC
     await until(lambda: any(job.polls for job in remote.jobs.values()), what="a poll")
     cluster.kill("t1")
     cluster.kill("c1")
+    remote.is_away = True
     cluster.start_controller("c2")
     cluster.start_tool("t2", **environment)
+    await until(lambda: "a call waits for its server" in cluster.log_of("t2"), limit=60, what="the second worker")
+    remote.is_away = False
     remote.end_all()
     await cluster.settle([cid])
     (answer,) = await cluster.answers(cid, "action.call_tool_mcp")

@@ -10,10 +10,12 @@ Untrusted: a task, a skill, and an action of the log may name any address.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -35,12 +37,20 @@ from tool_worker.tools.mcp.connection import ProgramLaunch
 from tool_worker.tools.mcp.server import McpServer
 from tool_worker.tools.mcp.servers import make_custom_tools
 from tool_worker.tools.offered import OfferedTools
+from tool_worker.tools.remote_work import RemoteWork
+
+if TYPE_CHECKING:
+    from mcp.types import Tool
 
 MAX_IDLE = 32
 """Connections that are kept for the next call."""
 IDLE_SECONDS = 300.0
+PAUSE_SECONDS = 5.0
+MAX_ATTEMPTS = 180
+"""As long as a task of an operator's server is waited for."""
 MAX_NOTICES = 20
 SHOWN_CHARS = 100
+_log = logging.getLogger(__name__)
 ALLOW = "The operator allows hosts under `allow` in the file that DECKHANDS_MCP of the tool workers names."
 
 
@@ -103,8 +113,13 @@ class TaskServers:
         return answer.model_copy(update=changes)
 
     @asynccontextmanager
-    async def use_tool(self, conversation_id: str, action: MCPAction) -> AsyncIterator[CustomTool | None]:
+    async def use_tool(
+        self, conversation_id: str, action: MCPAction, work: RemoteWork | None = None
+    ) -> AsyncIterator[CustomTool | None]:
         """Yield the tool of a call, connected to its server; None if the server does not have it any more.
+
+        Args:
+            work: The record of the call. If an earlier worker has left one, a server that is away is waited for.
 
         Raises:
             ToolFailed: The server is not allowed, cannot be reached, or needs a secret that is missing.
@@ -113,7 +128,7 @@ class TaskServers:
         name = action.tool.partition("/")[0]
         spec = await self._make_spec(conversation_id, name, action.server, self._list_hosts(action.server))
         async with self._use(conversation_id, spec) as server:
-            tools = make_custom_tools(server, await server.list_tools())
+            tools = make_custom_tools(server, await _list_patiently(server, work))
             yield next((tool for tool in tools if tool.offer.key == action.tool), None)
 
     async def aclose(self) -> None:
@@ -209,6 +224,21 @@ class TaskServers:
         for number, key in enumerate(idle):
             if len(idle) - number > MAX_IDLE or now - self._connections[key].last_used > IDLE_SECONDS:
                 await self._connections.pop(key).server.aclose()
+
+
+async def _list_patiently(server: McpServer, work: RemoteWork | None) -> list[Tool]:
+    try:
+        return await server.list_tools()
+    except ToolFailed as error:
+        if work is None or await work.load() is None:
+            raise
+        _log.info("a call waits for its server: %s", error.message)
+    async with work.park():
+        for _ in range(MAX_ATTEMPTS):
+            await asyncio.sleep(PAUSE_SECONDS)
+            with suppress(ToolFailed):
+                return await server.list_tools()
+    return await server.list_tools()
 
 
 def _find_skill_servers(answer: SurveyObservation) -> tuple[SkillServer, ...]:

@@ -135,7 +135,7 @@ async def _call(offered: OfferedTools, servers: TaskServers, run: ActionRun, con
     if not isinstance(action, MCPAction) or action.server is None:
         return await offered.call(action, run.claim, run.conversation_id, context)
     try:
-        async with servers.use_tool(run.conversation_id, action) as tool:
+        async with servers.use_tool(run.conversation_id, action, run.work) as tool:
             return await offered.call(action, run.claim, run.conversation_id, context, tool=tool)
     except ToolFailed as error:
         return ErrorObservation(content=str(error), error_id=error.code)
