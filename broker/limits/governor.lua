@@ -568,7 +568,7 @@ local function settle(keys, args)
         if held.since > level.cut then
           level.factor, level.cut = math.max(LEAST_FACTOR, level.factor * DECREASE), pool.now
         end
-        if key.limits.replica and held.since >= (level.shrunk or 0) then replicas.shrink(pool, key) end
+        if key.limits.replica and held.since > (level.shrunk or 0) then replicas.shrink(pool, key) end
         local asked = args[6] == '' and NO_RETRY_AFTER_MS or tonumber(args[6])
         level.blocked = math.max(level.blocked, pool.now + asked)
       elseif outcome == 'down' and key.limits.replica then

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -66,10 +67,13 @@ class CallOutcome(StrEnum):
 class Governor:
     """The quotas of a store, for one worker."""
 
-    def __init__(self, store: Store, table: QuotaTable) -> None:
+    def __init__(
+        self, store: Store, table: QuotaTable, wake: Callable[[Store, list[str]], Awaitable[object]] = wake_conversations
+    ) -> None:
         self._store = store
         self._table = table
         self._wake_timers: dict[str, _InterruptibleTimer] = defaultdict(_InterruptibleTimer)
+        self._wake = wake
         self._changed = asyncio.Event()
 
     @property
@@ -236,7 +240,7 @@ class Governor:
         if next_ms >= 0:
             self._wake_timers[pool.name].end_after(next_ms / 1000)
         if woken:
-            await wake_conversations(self._store, [cid.decode(errors="backslashreplace") for cid in woken])
+            await self._wake(self._store, [cid.decode(errors="backslashreplace") for cid in woken])
         return outcome, key.decode(), eta_ms
 
     def _keys(self, pool: QuotaPool) -> tuple[str, str]:

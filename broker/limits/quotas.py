@@ -172,7 +172,7 @@ class QuotaPool(BaseModel):
     @property
     def has_replicas(self) -> bool:
         """Whether its keys are engines at several addresses."""
-        return self.quotas[0].base_url is not None
+        return any(quota.base_url is not None for quota in self.quotas)
 
     def find_quota(self, key: str) -> Quota | None:
         """Return the quota of one of its keys; None if it has no such key."""

@@ -19,8 +19,10 @@ local PREFIX_MS = 600000
 local LEAST_IDLE_MS, IDLE_CALLS = 5000, 8  -- a resident that is idle for so long, or so many calls, gives way
 local FIRST_WINDOW, MOST_WINDOW = 8, 1024
 local SLOW, TOO_SLOW = 3, 6    -- times the best pace: the window stops growing, and shrinks
+local USED = 0.75             -- a window grows while so much of it is used
 local SEEN_MS = 15000          -- how long what an engine reported of itself counts
 local FULL_USE = 0.95
+local FILLED = 0.85           -- the part of a cache that new conversations may fill
 local MAX_EVICTED = 64
 local PREFIX_WORTH = 0.25       -- how much fuller the cache may be of an engine that has seen the prompt of a group
 local COLD_WAIT_MS = 500
@@ -62,13 +64,20 @@ function replicas.leave(pool, cid)
   end
 end
 
--- Make a conversation resident at a replica, with the tokens of its prompt. Without a tenant, it keeps its own.
+-- Make a conversation resident at a replica, with the tokens of its prompt. Without a tenant, it keeps its own. If prompts
+-- have grown beyond the cache, the least recently used residents give way, as their blocks do.
 function replicas.stay(pool, key, cid, tokens, tenant)
   local _, before = size_of(pool, key, cid)
   replicas.leave(pool, cid)
   redis.call('ZADD', warm(pool, key), pool.now, cid)
   redis.call('HSET', sizes(pool, key), cid, string.format('%.0f', tokens) .. ' ' .. (tenant or before or ''))
   key.level.cached = (key.level.cached or 0) + tokens
+  local most = key.limits.cache or key.level.cache
+  if not most or key.level.cached <= most then return end
+  for _, other in ipairs(redis.call('ZRANGE', warm(pool, key), 0, MAX_EVICTED - 1)) do
+    if other ~= cid and redis.call('HEXISTS', pool.base .. ':held', other) == 0 then replicas.leave(pool, other) end
+    if key.level.cached <= most then return end
+  end
 end
 
 local function served(pool) return pool.base .. ':served' end
@@ -105,7 +114,7 @@ local function make_room(pool, key, tokens, owed)
   if not owed and (level.use or 0) >= FULL_USE and pool.now - (level.seen or 0) < SEEN_MS then return false end
   local most = key.limits.cache or level.cache
   if not most then return true end
-  local lacking = (level.cached or 0) + tokens - most
+  local lacking = (level.cached or 0) + tokens - FILLED * most  -- residents grow
   if lacking <= 0 or redis.call('EXISTS', warm(pool, key)) == 0 then return true end
   local idle_since = pool.now - math.max(LEAST_IDLE_MS, IDLE_CALLS * level.took)
   local turns = owed and store.number_of(store.get(served(pool), owed)) or 0
@@ -164,7 +173,7 @@ function replicas.learn(key, took_ms, output)
   local window = level.window or FIRST_WINDOW
   if level.pace > TOO_SLOW * level.best then
     window = math.max(1, window - 1 / window)
-  elseif level.in_flight + 1 >= math.floor(window) and level.pace <= SLOW * level.best then
+  elseif level.in_flight + 1 >= USED * math.floor(window) and level.pace <= SLOW * level.best then
     window = math.min(MOST_WINDOW, window + (level.refused and 1 / window or 0.5))
   end
   level.window, level.rest = window, 0
@@ -214,7 +223,7 @@ function replicas.sweep(pool)
     end
     redis.call('ZREMRANGEBYSCORE', prefixes(pool, key), '-inf', pool.now - PREFIX_MS)
     local total = 0
-    for _, cid in ipairs(redis.call('HKEYS', sizes(pool, key))) do
+    for cid in pairs(store.pairs_of(redis.call('HGETALL', sizes(pool, key)))) do
       if redis.call('ZSCORE', warm(pool, key), cid) then
         total = total + size_of(pool, key, cid)
       else
