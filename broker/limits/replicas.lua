@@ -20,6 +20,7 @@ local LEAST_IDLE_MS, IDLE_CALLS = 5000, 8  -- a resident that is idle for so lon
 local FIRST_WINDOW, MOST_WINDOW = 8, 1024
 local SLOW, TOO_SLOW = 3, 6    -- times the best pace: the window stops growing, and shrinks
 local USED = 0.75             -- a window grows while so much of it is used
+local UNTIL_NEXT_REPORT_MS = 8000
 local SEEN_MS = 15000          -- how long what an engine reported of itself counts
 local FULL_USE = 0.95
 local FILLED = 0.85           -- the part of a cache that new conversations may fill
@@ -147,7 +148,9 @@ function replicas.choose(pool, cid, waiter, wait_of, is_owed)
     if not least or wait < least then least = wait end
     if wait == 0 then
       local has_prefix = waiter.prefix ~= '' and redis.call('ZSCORE', prefixes(pool, key), waiter.prefix)
-      local load = (key.level.cached or 0) / (key.limits.cache or key.level.cache or 1e9) + key.level.in_flight / 1e3
+      local most = key.limits.cache or key.level.cache
+      local load = key.level.in_flight / (replicas.slots_of(key) or 1e3)
+      if most then load = math.max(load, (key.level.cached or 0) / most) end
       free[#free + 1] = {key = key, rank = load - (has_prefix and PREFIX_WORTH or 0)}
     end
   end
@@ -200,6 +203,7 @@ function replicas.note_report(pool, key, is_up, cache, use)
   local level = key.level
   if not is_up then
     replicas.set_down(pool, key)
+    level.down = math.max(level.down, pool.now + UNTIL_NEXT_REPORT_MS)
     return
   end
   level.down, level.rest, level.seen = 0, 0, pool.now

@@ -55,11 +55,11 @@ class Fleet:
         environment = make_environment("http://127.0.0.1:9", "chat")
         self.cluster.start_controller(name, DECKHANDS_QUOTAS=str(self.path), **environment)
 
-    async def submit(self, count: int, **task: object) -> list[str]:
+    async def submit(self, count: int) -> list[str]:
         limits = Limits(max_iterations=200)
         return [
-            await self.cluster.client.submit("Do it.", agent=AGENT, limits=limits, model=MODEL, **task)  # type: ignore[arg-type]
-            for _ in range(count)
+            await self.cluster.client.submit(f"Do it: {n}.", agent=AGENT, limits=limits, model=MODEL)
+            for n in range(count)
         ]
 
     async def finish(self, ids: Sequence[str]) -> None:
@@ -113,8 +113,12 @@ async def test_a_killed_replica_fails_no_call(fleet: Fleet) -> None:
     assert await fleet.count_failures(ids) == 0
     replies = [event for cid in ids for event in await fleet.cluster.client.events(cid)]
     assert sum(isinstance(event, ModelReply) for event in replies) == 6 * 21
-    (quota,) = await read_quotas(fleet.cluster.client.store)
-    assert "it does not answer" in [key.binds for key in quota.keys]
+
+    async def is_shown() -> bool:
+        (quota,) = await read_quotas(fleet.cluster.client.store)
+        return "it does not answer" in [key.binds for key in quota.keys]
+
+    await fleet.cluster.until(is_shown, limit=60, what="the replica that does not answer")
 
 
 async def test_replicas_are_added_and_removed_under_load(fleet: Fleet) -> None:
@@ -142,7 +146,7 @@ async def test_an_invalid_file_keeps_the_table_in_force(fleet: Fleet) -> None:
     fleet.path.write_text('[[quota]]\nmodel = "openai/*"\nbase_url = "http://127.0.0.1:9"\n')
 
     async def is_refused() -> bool:
-        return "the quota table in force stays" in fleet.cluster.workers["c1"].log()
+        return "the quota table in force stays" in fleet.cluster.log_of("c1")
 
     await fleet.cluster.until(is_refused, limit=60, what="the refusal of the file")
     await fleet.finish(await fleet.submit(1))

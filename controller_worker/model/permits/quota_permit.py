@@ -201,6 +201,13 @@ class QuotaPermit:
             # Another worker has a newer table, or the store's was overwritten. No address is taken from the store.
             await self._permits.read_table_again()
             pool = self._permits.governor.table.find_pool(pool.model, self.tenant) or pool
+            await self._permits.governor.settle(
+                pool,
+                self._ownership.conversation_id,
+                self._ownership.worker_id,
+                CallOutcome.UNSENT,
+                fence=self._ownership.token,
+            )
         raise StoreRefused(f"The quota of {pool.title} has a key that the table of this worker does not have.")
 
     async def _withdraw(self, pool: QuotaPool, *, is_over: bool = False) -> None:
