@@ -1,7 +1,7 @@
 """Trajectories per hour with four replicas of a model: `python -m benchmarks.engines`.
 
-Trajectories with their tool times are replayed against stub engines with a prefix cache of blocks, in a process of their
-own, by three policies: FIFO to the engine with the fewest calls, consistent hashing of the conversation's id, and the
+Trajectories with their tool times are replayed against stub engines with a prefix cache of blocks, in another process,
+by three policies: FIFO to the engine with the fewest calls, consistent hashing of the id of a conversation, and the
 replicas of a quota (docs/quotas.md), with a real store. One tenant is there from the start; a second one with the same
 weight comes when the caches are full.
 
@@ -70,7 +70,7 @@ class Recorded:
 
 
 class Engine:
-    """A stub engine: prefills one prompt after another, decodes up to `SLOTS` replies, keeps blocks as long as it can."""
+    """A stub engine: prefills one prompt after another, decodes up to `SLOTS` replies, and keeps blocks as it can."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -381,7 +381,10 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> int:
     ours = per_hour["replicas"]
     lines = [
         *(Line(f"{policy}: trajectories per hour", round(found, 1)) for policy, found in per_hour.items()),
-        *(Line(f"{policy}: prompt tokens from the cache", round(100 * found, 1), "%") for policy, found in hits.items()),
+        *(
+            Line(f"{policy}: prompt tokens from the cache", round(100 * found, 1), "%")
+            for policy, found in hits.items()
+        ),
         Line("FIFO, compared with replicas", round(per_hour["fifo"] / ours, 3), "", 0.5),
         Line("consistent hashing, compared with replicas", round(per_hour["hashing"] / ours, 3), "", round(1 / 1.2, 3)),
         Line("lack of the poorer tenant, of its share", round(1 - share, 3), "", 0.1),
@@ -409,7 +412,9 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=12.0)
     parser.add_argument("--late", type=float, default=120.0, help="when the second tenant comes, in replayed seconds")
     parser.add_argument("--trace", type=Path)
-    parser.add_argument("--serve", type=int, nargs="+", metavar="PORT", help="serve engines at these ports, and no more")
+    parser.add_argument(
+        "--serve", type=int, nargs="+", metavar="PORT", help="serve engines at these ports, and no more"
+    )
     arguments = parser.parse_args()
     if arguments.serve:
         asyncio.run(serve(arguments.serve, arguments.speed))

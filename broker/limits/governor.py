@@ -68,7 +68,10 @@ class Governor:
     """The quotas of a store, for one worker."""
 
     def __init__(
-        self, store: Store, table: QuotaTable, wake: Callable[[Store, list[str]], Awaitable[object]] = wake_conversations
+        self,
+        store: Store,
+        table: QuotaTable,
+        wake: Callable[[Store, list[str]], Awaitable[object]] = wake_conversations,
     ) -> None:
         self._store = store
         self._table = table
