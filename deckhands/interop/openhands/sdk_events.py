@@ -63,6 +63,7 @@ _RISKS = {
     ActionSecurityRisk.MEDIUM: "MEDIUM",
     ActionSecurityRisk.HIGH: "HIGH",
 }
+MAX_SUMMARY_CHARS = 1_000
 _THINKING = {"thinking": "thinking", "redacted_thinking": "data"}
 """The blocks of a reply that the SDK knows, each with its text."""
 SHOWN = frozenset(
@@ -357,6 +358,7 @@ class SdkTranslation:
         arguments = read_arguments(action, written)
         fields = self._make_call(action, call, json.dumps(arguments) if written is None else written)
         fields["action"] = to_sdk_action(action, arguments)
+        fields["summary"] = _summarize(fields["tool_name"], arguments)
         fields["security_risk"] = _RISKS[getattr(action, "security_risk", ActionSecurityRisk.UNKNOWN)]
         if written is None:
             fields["thought"] = to_sdk_text(action.thought)
@@ -450,6 +452,15 @@ class SdkTranslation:
 
 def _call_of(action: Fields) -> Fields:
     return {name: action[name] for name in ("tool_name", "tool_call_id")}
+
+
+def _summarize(tool_name: str, arguments: Fields) -> str:
+    """Return the sentence that the model wrote about a call, or the start of the call."""
+    written = arguments.get("summary")
+    if isinstance(written, str) and written.strip():
+        return written
+    own = {name: value for name, value in arguments.items() if name not in ("summary", "security_risk")}
+    return f"{tool_name}: {json.dumps(own)}"[:MAX_SUMMARY_CHARS]
 
 
 def _is_agent_step(action: Action) -> bool:

@@ -1,7 +1,8 @@
 """The logs of conversations as OpenHands' events: translated once, and continued where they end.
 
-Besides the events of a log there are updates of the state: one whenever the agent's status changes, and one for each
-reply, with the costs so far. They stand in the same order for every reader, because they follow from the log.
+Besides the events of a log there are updates of the state: one whenever the agent's status changes, one for each
+message of the user, with its id, and one for each reply, with the costs so far. They stand in the same order for every
+reader, because they follow from the log.
 
 Holds: the same log gives the same events with the same ids, however often it is read and by which server.
 """
@@ -75,7 +76,7 @@ class TranslatedLog:
         is_change = isinstance(event, AgentStateChangedObservation)
         is_hold = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED
         is_hold = is_hold and self.run.is_held
-        found = [] if is_hold else self._sdk.add(event)
+        found = [] if is_hold else self._add_message_ids(event, self._sdk.add(event))
         if isinstance(event, ModelReply):
             found = [*found, self._make_update(event, "stats", self._sdk.sum_stats())]
         if is_change and self.run.execution_status != self._status:
@@ -86,6 +87,16 @@ class TranslatedLog:
             self.events.append(fields)
             self.sources.append(event.id)
             self.size_bytes += len(json.dumps(fields))
+        return found
+
+    def _add_message_ids(self, event: Event, made: Sequence[Fields]) -> list[Fields]:
+        """Return events with an update behind each message of the user."""
+        found: list[Fields] = []
+        for fields in made:
+            found.append(fields)
+            if fields["kind"] == "MessageEvent" and fields["source"] == "user":
+                key, name = "last_user_message_id", fields["id"]
+                found.append(self._make_update(event, key, name, part=name) | {"parent_id": name})
         return found
 
     async def add_all(self, events: Sequence[Event]) -> None:
@@ -143,11 +154,11 @@ class TranslatedLog:
             found["parent_conversation_id"] = str(to_uuid(created.parent.conversation_id))
         return found | {"runtime_info": {"runtime_status": "available", "can_resume": True, "runtime_error": None}}
 
-    def _make_update(self, event: Event, key: str, value: Any) -> Fields:
+    def _make_update(self, event: Event, key: str, value: Any, *, part: str = "") -> Fields:
         moment = event.timestamp
         return {
             "kind": "ConversationStateUpdateEvent",
-            "id": str(uuid5(_NAMESPACE, f"{self.conversation_id}/{event.id}/{key}")),
+            "id": str(uuid5(_NAMESPACE, f"{self.conversation_id}/{event.id}/{key}{part}")),
             "timestamp": moment.replace(tzinfo=None).isoformat(timespec="microseconds") if moment else "",
             "source": "environment",
             "parent_id": self._sdk.translation.leaf_id,
