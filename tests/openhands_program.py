@@ -16,23 +16,6 @@ from typing import Any
 
 from tests.sdk_peer import PYTHON
 
-RUN = ("run",)
-PARTS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
-    "work": ("Work on it.", (RUN,)),
-    "talk": ("Talk to me.", (RUN, ("send", "And again."), RUN)),
-    "ask": (
-        "Ask me first.",
-        (("policy", "AlwaysConfirm"), RUN, ("reject", "Not this one."), RUN, RUN, ("policy", "NeverConfirm"), RUN),
-    ),
-    "wrong": ("Make mistakes.", (RUN,)),
-    "refused": ("Be refused.", (RUN,)),
-    "limit": ("Never end.", (RUN,)),
-    "stuck": ("Repeat it.", (RUN,)),
-    "stream": ("Say it slowly.", (RUN,)),
-    "interrupt": ("Take long.", (("interrupt",),)),
-}
-"""What programs do with a conversation: its first message, and the steps after it."""
-
 
 class Program:
     """A running program."""
@@ -152,110 +135,6 @@ def use_everything(url: str, key: str, models: list[str], directory: str) -> dic
     conversation.close()
     found["deleted"] = workspace.client.get(f"/api/conversations/{conversation.id}").status_code
     return found
-
-
-def record_programs(names: list[str], **given: str) -> dict[str, Any]:
-    """Run the named parts of PARTS, and return by name what `record_program` returns."""
-    return {name: record_program(name, **given) for name in names}
-
-
-def record_program(name: str, url: str, key: str, server: str, model: str, directory: str) -> dict[str, Any]:
-    """Run a part of PARTS, and return each event that the server sent, as JSON, and its log at the end."""
-    import threading
-
-    from openhands.sdk import LLM, Conversation, Workspace
-    from openhands.sdk.conversation.impl.remote_conversation import RemoteConversation
-    from openhands.tools.preset.default import get_default_agent
-    from websockets.sync.client import connect
-
-    task, steps = PARTS[name]
-    options = {"max_iteration_per_run": 2} if name == "limit" else {}
-    llm = LLM(
-        usage_id="agent",
-        model=model,
-        base_url=server,
-        api_key="sk-of-the-client",
-        stream=name == "stream",
-        num_retries=0,
-        native_tool_calling=True,
-    )
-    workspace = Workspace(host=url, api_key=key, working_dir=directory)
-    seen: list[Any] = []
-    pieces: list[Any] = []
-    conversation = Conversation(
-        agent=get_default_agent(llm=llm, cli_mode=True),
-        workspace=workspace,
-        callbacks=[seen.append],
-        token_callbacks=[pieces.append],
-        delete_on_close=False,
-        visualizer=None,
-        **options,
-    )
-    assert isinstance(conversation, RemoteConversation)
-    frames: list[dict[str, Any]] = []
-    address = f"{url.replace('http', 'ws', 1)}/sockets/events/{conversation.id}?resend_mode=all"
-    socket = connect(address, additional_headers={"X-Session-API-Key": key}, max_size=None)
-
-    def read() -> None:
-        with contextlib.suppress(Exception):  # the end of the socket
-            while True:
-                frames.append(json.loads(socket.recv()))
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    found: list[Any] = []
-    for step, *given in [("send", task), *steps]:
-        try:
-            match step:
-                case "send":
-                    conversation.send_message(given[0])
-                case "run":
-                    conversation.run(timeout=240)
-                case "policy":
-                    from openhands.sdk.security import confirmation_policy
-
-                    conversation.set_confirmation_policy(getattr(confirmation_policy, given[0])())
-                case "reject":
-                    conversation.reject_pending_actions(given[0])
-                case "interrupt":
-                    conversation.run(blocking=False)
-                    while not any(type(event).__name__ == "ActionEvent" for event in list(seen)):
-                        threading.Event().wait(0.05)
-                    conversation.interrupt()
-                    while conversation.state.refresh_from_server()["execution_status"] == "running":
-                        threading.Event().wait(0.05)
-                case "condense":
-                    conversation.condense()
-            problem = ""
-        except Exception as error:  # noqa: BLE001  (what a program sees is the result)
-            problem = f"{type(error).__name__}: {error}"
-        info = conversation.state.refresh_from_server()
-        found.append([step, *given, info["execution_status"], problem])
-    log: list[dict[str, Any]] = []
-    page: str | None = ""
-    while page is not None:
-        query = {"page_id": page} if page else {}
-        answer = workspace.client.get(f"/api/conversations/{conversation.id}/events/search", params=query).json()
-        log += answer["items"]
-        page = answer["next_page_id"]
-    response = workspace.client.get(f"/api/conversations/{conversation.id}/agent_final_response").json()
-    until_last = threading.Event()
-    for _ in range(200):
-        if {event["id"] for event in log} <= {frame["id"] for frame in frames}:
-            break
-        until_last.wait(0.05)
-    socket.close()
-    reader.join(10)
-    conversation.close()
-    return {
-        "steps": found,
-        "frames": frames,
-        "log": log,
-        "info": info,
-        "response": response["response"],
-        "pieces": "".join(piece.choices[0].delta.content or "" for piece in pieces),
-        "seen": [type(event).__name__ for event in seen],
-    }
 
 
 if __name__ == "__main__":
