@@ -189,7 +189,7 @@ class Executor:
         elif order.order == "transfer" and self._transfer_service is not None:
             await self._transfer_service.transfer(order.conversation_id, order.token)
         elif order.order == "cancel" and not self._calls.stop(order.conversation_id, order.action_id):
-            await self._drop_question(order.conversation_id, order.action_id)
+            await self._drop_question(order)
             if self._opener is not None:
                 self._opener.stop(order.conversation_id)
             await self._workspaces.interrupt(order.conversation_id, order.action_id)

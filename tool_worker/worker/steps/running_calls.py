@@ -22,6 +22,7 @@ from broker.contract import (
     SurveyAction,
     SurveyObservation,
 )
+from broker.coordination import ControlDelivery
 from broker.log import EventLog
 from broker.runtime import DeckhandsError, failpoint, make_traceparent
 from broker.tools import ToolContext, ToolFailed
@@ -141,16 +142,14 @@ async def _call(offered: OfferedTools, servers: TaskServers, run: ActionRun, con
         return ErrorObservation(content=str(error), error_id=error.code)
 
 
-async def drop_question(
-    log: EventLog, offered: OfferedTools, servers: TaskServers, conversation_id: str, action_id: int
-) -> None:
+async def drop_question(log: EventLog, offered: OfferedTools, servers: TaskServers, order: ControlDelivery) -> None:
     """End the server's task behind a question that was dropped: its action is answered, and nothing was sent back.
 
     Idempotent. A failure is logged: the server ends the task when its own time is over.
     """
+    conversation_id, action_id = order.conversation_id, order.action_id
     try:
-        found = await log.read(conversation_id, after=action_id - 1, until=action_id) if action_id else ()
-        action = found[0] if found else None
+        action = await log.decode_entry(conversation_id, order.entry, action_id) if order.entry else None
         if not isinstance(action, MCPAction) or action.asks is None:
             return
         if not await log.is_answered(conversation_id, action_id):
