@@ -12,8 +12,11 @@ PARALLEL = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 RECORDED = --record-runs
 BENCH_ARGS ?=
 PROOF_ARGS ?=
-# How long `make faults` sweeps over pairs of faults; the next call continues.
+# How long `make faults` sweeps over pairs of faults; the next call continues. `make soak` needs about an hour for all of
+# them on two idle cores.
 PAIRS_SECONDS ?= 600
+SOAK_PAIRS_SECONDS ?= 14400
+SOAK_HOURS_SECONDS ?= 3600
 # `make end-to-end PEERS=true` leaves out the packages that evaluations exchange files with; their tests are skipped.
 PEERS ?= .ci/peers $(BIN)
 # Workers and tests start hundreds of interpreters: without bytecode each of them compiles all that it imports.
@@ -84,10 +87,12 @@ coverage: $(SETUP) tools ## Run the tests, those of whole programs too, and prin
 claude: $(CLAUDE) tools ## Run the tests of SDK agents with the Claude Agent SDK (450 MB are installed), 110 kills among them
 	$(PARALLEL) tests/end_to_end -m 'claude' --timeout 1800 $(RECORDED) $(PYTEST_ARGS)
 
-soak: $(SETUP) tools ## Run the long searches: simulations, property tests (from a seed that is printed), 1,000 fail-overs, 10,000 kills
+soak: $(SETUP) tools ## Run the long searches: simulations, all pairs of faults, property tests (from a seed that is printed), 1,000 fail-overs, 10,000 kills
 	@echo 'Seed $(SEED): `make soak SEED=$(SEED)` repeats this run'
 	$(PARALLEL) -m '(soak or hypothesis) and $(MARKED)' \
 		--timeout 1800 --hypothesis-profile=soak --hypothesis-seed=$(SEED) $(RECORDED) $(PYTEST_ARGS)
+	$(BIN)/python -m tests.simulation pairs --seconds $(SOAK_PAIRS_SECONDS)
+	$(BIN)/python -m tests.simulation hours --seconds $(SOAK_HOURS_SECONDS) --seed $(SEED)
 
 check: $(SETUP) tools ## Lint (Python and Lua), check the format, check the types, look for unsafe calls
 	@$(BIN)/ruff check .

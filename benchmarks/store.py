@@ -2,6 +2,7 @@
 
     python -m benchmarks.store [--conversations 240] [--steps 10] [--write-as NAME]
     python -m benchmarks.store moves [--conversations 300] [--program redis-server] [--node-timeout 2000]
+    python -m benchmarks.store names
 
 The first form runs the same work on clusters without replicas. *Appends*: this process appends observations of 1.4 KB
 to the logs of all shards, 64 at once. *Steps*: a controller with a scripted model inside it and a no-op tool, both
@@ -14,6 +15,9 @@ joins and gets a quarter of the shards, slot by slot; then it gives them back an
 pause is the longest time between two events of a conversation as a reader of its log sees them, without the four
 seconds, and the model calls end at different moments; timestamps of events would not show it, because the store's time
 stands still in an outage. *Nothing happens* shows what the busy machine alone does.
+
+*names*: what a model call costs the primary that has the budgets and the quotas, when all are in one slot, as in a
+store that was created with one shard: a reservation and a settlement in each, for 1,000 conversations of 100 tenants.
 """
 
 from __future__ import annotations
@@ -35,6 +39,10 @@ from benchmarks.eval_figures import Line, percentile, show
 from benchmarks.machine import addition_seconds, cpu_seconds
 from benchmarks.script import write_script
 from broker.contract.events import ConversationCreated
+from broker.contract.fencing import Ownership
+from broker.limits.governor import CallGranted, CallOutcome, Governor
+from broker.limits.ledger import Ledger, list_accounts
+from broker.limits.quotas import QuotaTable
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.log.invariants import find_violations
@@ -43,6 +51,7 @@ from broker.store.embedded import EmbeddedValkey
 from broker.store.routing import SLOTS, find_slot
 from broker.store.store import open_store
 from deckhands.client.client import Client
+from tests.broker_parts import enter
 from tests.clusters import NODE_TIMEOUT_MS, Cluster
 from tests.polling import until
 from tests.sentinels import Server
@@ -59,6 +68,9 @@ WAIT_SECONDS = 600.0
 SHARE_LIMIT = 1.1
 PAUSE_SECONDS = 2.0
 IDLE_SECONDS = 10.0
+TENANTS = 100
+CALLERS = 1_000
+NAMED_CALLS = 6_400
 
 
 @contextlib.asynccontextmanager
@@ -275,6 +287,48 @@ async def _watch(client: Client, conversation_id: str, arrivals: list[float]) ->
         arrivals.append(time.monotonic())  # noqa: PERF401  (it is cancelled at the end)
 
 
+async def measure_names(folder: Path) -> list[Line]:
+    """Measure the calls to budgets and quotas on one primary."""
+    nodes = Cluster(server_program("valkey"), folder, primaries=1, replicas=0)
+    async with nodes.running():
+        process = nodes.nodes[0].process
+        assert process is not None
+        store = await open_store(nodes.url, shards=1, patience_seconds=None)
+        ledger = Ledger(store)
+        governor = Governor(store, QuotaTable.parse('[[quota]]\nmodel = "m"\nrequests_per_minute = 1_000_000_000'))
+        pool = governor.find_pool("m", "")
+        assert pool is not None
+        await governor.publish()
+        await enter(store, "worker")
+
+        async def call_ledger(number: int) -> None:
+            cid, tenant = f"conversation-{number}", f"tenant-{number % TENANTS}"
+            owner, accounts = Ownership(cid, "worker", "1"), list_accounts(cid, tenant=tenant)
+            assert await ledger.reserve(owner, accounts, worst_usd=0.1, total_usd=0.0) is None
+            await ledger.settle(owner, accounts, total_usd=0.01)
+
+        async def call_governor(number: int) -> None:
+            about = (pool, f"conversation-{number}", "worker")
+            asked = await governor.reserve(*about, input_tokens=9, output_tokens=9, tenant=f"t-{number % TENANTS}")
+            assert isinstance(asked, CallGranted)
+            await governor.settle(*about, CallOutcome.OK, input_tokens=9, output_tokens=9)
+
+        lines = []
+        for name, call in (("budgets", call_ledger), ("a quota", call_governor)):
+            await asyncio.gather(*(call(number) for number in range(APPENDERS)))
+            watch = Watch(primary=process.pid)
+            for first in range(0, NAMED_CALLS, APPENDERS):
+                await asyncio.gather(*(call((first + at) % CALLERS) for at in range(APPENDERS)))
+            _, used = watch.read()
+            each = used["primary"] / NAMED_CALLS
+            lines += [
+                Line(f"a model call, {name}", round(1e6 * each), "µs of CPU of the primary"),
+                Line(f"model calls that one core of a primary serves, {name}", round(1 / each), "a second"),
+            ]
+        await store.aclose()
+        return lines
+
+
 async def measure(directory: Path, arguments: argparse.Namespace) -> None:
     """Run once and print what was found."""
     if arguments.part == "moves":
@@ -282,6 +336,9 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> None:
             directory, arguments.program, arguments.conversations or 300, arguments.node_timeout
         )
         show(arguments.write_as or "store_moves", "Slots that move while conversations work", lines)
+        return
+    if arguments.part == "names":
+        show(arguments.write_as or "store_names", "Budgets and quotas in one slot", await measure_names(directory))
         return
     lines = [Line("ten million additions", round(addition_seconds(), 2), "s")]
     for primaries in SIZES:
@@ -293,7 +350,7 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
-    parser.add_argument("part", nargs="?", choices=("sizes", "moves"), default="sizes")
+    parser.add_argument("part", nargs="?", choices=("sizes", "moves", "names"), default="sizes")
     parser.add_argument("--conversations", type=int)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--node-timeout", type=int, default=NODE_TIMEOUT_MS, help="of the cluster, in ms, for moves")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 from broker.runtime import DeckhandsError
 from broker.store.routing import SLOTS
 from tests.polling import unhurried, until
-from tests.sentinels import PASSWORD, Server, to_query, to_scheme
+from tests.sentinels import ORDER_SECONDS, PASSWORD, Server, to_query, to_scheme
 
 PRIMARIES = 3
 NODE_TIMEOUT_MS = 2_000
@@ -91,6 +92,21 @@ class Cluster:
         await until(serves, limit=LIMIT_SECONDS, what="new node that serves")
         return node
 
+    async def add_replica(self, primary: Server) -> Server:
+        """Add a replica of a primary, and wait until the primary knows it and has sent it everything."""
+        node = await self.add_node()
+        await self._order(node, "CLUSTER", "REPLICATE", await self._id(primary))
+
+        async def is_known() -> bool:
+            ranges = await primary.call("CLUSTER", "SLOTS")
+            known = {
+                int(replica[1]) for _, _, at, *others in ranges if int(at[1]) == primary.port for replica in others
+            }
+            return node.port in known and await primary.replicas() == len(known)
+
+        await until(is_known, limit=LIMIT_SECONDS, what="replica")
+        return node
+
     async def remove_node(self, node: Server) -> None:
         """Take a primary that has no slots out of the cluster, and end it."""
         gone = await self._id(node)
@@ -127,10 +143,8 @@ class Cluster:
     async def _find_owner(self, slot: int) -> Server:
         """Return the node that says of itself that it serves a slot; others may not know of its last move yet."""
         for node in self.nodes:
-            with contextlib.suppress(DeckhandsError):  # it may be dead
-                for first, last, at, *_ in await self._order(node, "CLUSTER", "SLOTS"):
-                    if first <= slot <= last and int(at[1]) == node.port:
-                        return node
+            if await self.find_replicas(node, slot) is not None:
+                return node
         raise AssertionError("no node serves the slot")
 
     async def start_move(self, slot: int, source: Server, target: Server) -> None:
@@ -171,12 +185,18 @@ class Cluster:
     async def is_served(self, slot: int, *, other_than: Server) -> bool:
         """Return whether another node says of itself that it serves a slot."""
         for node in self.nodes:
-            if node is not other_than:
-                with contextlib.suppress(DeckhandsError):
-                    for first, last, at, *_ in await node.call("CLUSTER", "SLOTS"):
-                        if first <= slot <= last and int(at[1]) == node.port:
-                            return True
+            if node is not other_than and await self.find_replicas(node, slot) is not None:
+                return True
         return False
+
+    async def find_replicas(self, primary: Server, slot: int) -> list[Server] | None:
+        """Return the replicas of a slot that have not failed, as its primary knows them; None if it is not the primary."""
+        with contextlib.suppress(DeckhandsError):  # it is dead
+            for first, last, at, *others in await self._order(primary, "CLUSTER", "SLOTS"):
+                if first <= slot <= last and int(at[1]) == primary.port:
+                    ports = {int(other[1]) for other in others}
+                    return [node for node in self.nodes if node.port in ports]
+        return None
 
     def _make_node(self, number: int) -> Server:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(self._node_timeout_ms))
@@ -200,7 +220,12 @@ class Cluster:
         await self._until_known()
         for number, node in enumerate(self.nodes[self._primaries :]):
             await node.call("CLUSTER", "REPLICATE", await self._id(self.nodes[number % self._primaries]))
-        await until(self._is_whole, limit=LIMIT_SECONDS, what="whole cluster")
+        first = self.nodes[: self._primaries]
+
+        async def is_formed() -> bool:
+            return all([await self.is_whole(node) for node in first])
+
+        await until(is_formed, limit=LIMIT_SECONDS, what="whole cluster")
 
     async def _until_answers(self, node: Server) -> None:
         async def answers() -> bool:
@@ -221,14 +246,17 @@ class Cluster:
 
         await until(all_known, limit=LIMIT_SECONDS, what="nodes that know each other")
 
-    async def _is_whole(self) -> bool:
+    async def is_whole(self, primary: Server) -> bool:
+        """Return whether a primary has its replicas, and all nodes know all nodes as well."""
         for node in self.nodes:
             ranges = await node.call("CLUSTER", "SLOTS")
             if len(ranges) != self._primaries or any(len(found) != 3 + self._replicas for found in ranges):
                 return False
+            if primary.port not in {int(found[2][1]) for found in ranges}:
+                return False
             if b"cluster_state:ok" not in await node.call("CLUSTER", "INFO"):
                 return False
-        return all([await node.replicas() == self._replicas for node in self.nodes[: self._primaries]])
+        return await primary.replicas() == self._replicas
 
     @staticmethod
     async def _order(node: Server, *command: str | int) -> Any:
@@ -243,3 +271,63 @@ class Cluster:
     @staticmethod
     def _bus_port(node: Server) -> tuple[str]:
         return (node.options[node.options.index("--cluster-port") + 1],)
+
+
+class SlotGroup:
+    """The primary of one slot and its replicas, which fail over as a `SentinelGroup` does."""
+
+    def __init__(self, cluster: Cluster, slot: int) -> None:
+        self._cluster, self._slot = cluster, slot
+        self.url = cluster.url
+
+    async def primary(self) -> Server:
+        """Return the primary."""
+        return await self._cluster._find_owner(self._slot)
+
+    async def find_primaries(self) -> list[Server]:
+        """Return the servers that say of themselves that they serve the slot."""
+        found = await asyncio.gather(*(self._cluster.find_replicas(node, self._slot) for node in self._cluster.nodes))
+        return [node for node, replicas in zip(self._cluster.nodes, found, strict=True) if replicas is not None]
+
+    async def order(self, old: Server) -> Server:
+        """Order a replica to replace the primary in agreement with it; return the new one."""
+        loop = asyncio.get_running_loop()
+        while True:
+            replicas = await self._cluster.find_replicas(old, self._slot)
+            for node in replicas or ():
+                with contextlib.suppress(DeckhandsError):  # one that is not connected refuses
+                    await node.call("CLUSTER", "FAILOVER")
+                    until_given_up = loop.time() + ORDER_SECONDS
+                    while loop.time() < until_given_up:
+                        if await self._cluster.is_served(self._slot, other_than=old):
+                            return await self.until_promoted(other_than=old)
+
+    async def until_promoted(self, *, other_than: Server) -> Server:
+        """Wait until another server is the primary, and return it."""
+        found: list[Server] = []
+
+        async def is_promoted() -> bool:
+            found[:] = [node for node in await self.find_primaries() if node is not other_than]
+            return bool(found)
+
+        await until(is_promoted, limit=LIMIT_SECONDS, what="promotion")
+        return found[0]
+
+    def restart(self, old: Server, new: Server) -> None:
+        """Start a primary that was killed; the others tell it that it was replaced."""
+        del new
+        old.start()
+
+    async def until_whole(self) -> Server:
+        """Wait until there is one primary with all replicas, which all nodes know, and return it."""
+        found: list[Server] = []
+
+        async def is_whole() -> bool:
+            found[:] = await self.find_primaries()
+            if len(found) != 1 or not await self._cluster.is_whole(found[0]):
+                return False
+            replicas = await self._cluster.find_replicas(found[0], self._slot)
+            return replicas is not None and len(replicas) == await found[0].replicas()
+
+        await until(is_whole, limit=LIMIT_SECONDS, what="group that is whole")
+        return found[0]

@@ -1,7 +1,7 @@
 """A program that fails a group of servers over again and again while owners and producers append to its conversations.
 
-`python -m tests.fail_over_run PROGRAM FOLDER COUNT SEED store|conversation [linked]` writes FOLDER/history.json and
-FOLDER/logs.json, and prints a line for each fail-over. `run_side_by_side` runs several of them and checks them all.
+`python -m tests.fail_over_run PROGRAM FOLDER COUNT SEED store|conversation KIND SECONDS` writes FOLDER/history.json
+and FOLDER/logs.json, and prints a line for each fail-over. `run_side_by_side` runs several of them and checks them all.
 
 Holds: whether an event was acknowledged is recorded from the replies of the public calls, before anything is checked.
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
+import math
 import random
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +26,14 @@ from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.append_call import Appended, Conflict, Duplicate
 from broker.log.event_log import EventLog
 from broker.runtime import Acks, EventsLost
+from broker.store.keys import ShardKeys
+from broker.store.routing import find_slot
 from broker.store.store import Store, open_store
 from tests.broker_parts import enter, message
+from tests.clusters import Cluster, SlotGroup
 from tests.fail_over_history import PRODUCER, History, describe_times, find_faults, unpack
 from tests.polling import unhurried, until
-from tests.sentinels import Fault, SentinelGroup, Server, begin_fail_over, end_fail_over
+from tests.sentinels import Fault, Group, SentinelGroup, Server, begin_fail_over, end_fail_over
 
 CONVERSATIONS = 6
 EVENTS_PER_OWNER = 40
@@ -110,26 +115,40 @@ class Workload:
                 await self.pause()
 
 
+@contextlib.asynccontextmanager
+async def running_group(program: str, folder: Path, kind: str) -> AsyncIterator[Group]:
+    """Run a group under Sentinels (`plain`), which may reach its servers by links (`linked`), or one of a `cluster`."""
+    if kind == "cluster":
+        folder.mkdir()
+        async with Cluster(program, folder, replicas=2, node_timeout_ms=DOWN_AFTER_MS).running() as cluster:
+            yield SlotGroup(cluster, find_slot(ShardKeys(0).root))
+    else:
+        sentinels = SentinelGroup(program, folder, down_after_ms=DOWN_AFTER_MS, is_linked=kind == "linked")
+        async with sentinels.running() as group:
+            yield group
+
+
 async def run(
-    program: str, folder: Path, *, count: int, seed: int, of_conversation: bool = False, is_linked: bool = False
+    program: str, folder: Path, *, count: int, seed: int, of_conversation: bool, kind: str, seconds: float
 ) -> None:
     """Fail a group over `count` times under load, and save the history and the logs.
 
     Args:
+        seconds: after this time, no further fail-over begins.
         of_conversation: the conversations demand the confirmation by a replica; otherwise the store does.
+        kind: see `running_group`.
     """
     chance, history, loop = random.Random(seed), History(), asyncio.get_running_loop()
-    async with SentinelGroup(
-        program, folder / "group", down_after_ms=DOWN_AFTER_MS, is_linked=is_linked
-    ).running() as group:
-        store = await open_store(
-            group.url, patience_seconds=unhurried(LIMIT_SECONDS), acks="local" if of_conversation else "replica"
-        )
+    end = loop.time() + seconds
+    async with running_group(program, folder / "group", kind) as group:
+        acks: Acks = "local" if of_conversation else "replica"
+        store = await open_store(group.url, shards=1, patience_seconds=unhurried(LIMIT_SECONDS), acks=acks)
         workload = Workload(store, history, "replica" if of_conversation else None)
         await workload.create()
         working = asyncio.create_task(workload.run())
         for number in range(count):
-            fault = choose_fault(chance, is_linked=is_linked, is_valkey="valkey" in program)
+            can_order = "valkey" in program or kind == "cluster"
+            fault = choose_fault(chance, is_linked=kind == "linked", can_order=can_order)
             old = await group.primary()
             new = await begin_fail_over(group, old, fault)
             history.promotions.append(loop.time())
@@ -139,7 +158,7 @@ async def run(
             await end_fail_over(group, old, new, fault)
             sys.stdout.write(f"{number + 1} {fault} {history.count_acknowledged()}\n")
             sys.stdout.flush()
-            if working.done():
+            if working.done() or loop.time() > end:
                 break
         workload.is_over.set()
         await working
@@ -147,11 +166,11 @@ async def run(
         await save(folder, history, await group.primary(), workload)
 
 
-def choose_fault(chance: random.Random, *, is_linked: bool, is_valkey: bool) -> Fault:
+def choose_fault(chance: random.Random, *, is_linked: bool, can_order: bool) -> Fault:
     """Choose a fault: a rare one seldom, because the group needs long to be whole after it."""
     if chance.random() < RARE_SHARE:
         return chance.choice(RARE) if is_linked else "stop"
-    return chance.choice(("kill", "kill", "order")) if is_valkey else "kill"
+    return chance.choice(("kill", "kill", "order")) if can_order else "kill"
 
 
 async def until_all_continue(workload: Workload, promoted: float) -> None:
@@ -196,12 +215,17 @@ class Result:
         )
 
 
-async def run_side_by_side(programs: Sequence[str], folder: Path, *, count: int, seed: int) -> Result:
+async def run_side_by_side(
+    programs: Sequence[str], folder: Path, *, count: int, seed: int, is_cluster: bool = False, seconds: float = math.inf
+) -> Result:
     """Run one group of servers for each program at the same time, `count` fail-overs together, and check all of them."""
     each = -(-count // len(programs))
+    kinds_of_groups = (
+        itertools.repeat("cluster") if is_cluster else itertools.chain(["linked"], itertools.repeat("plain"))
+    )
     runs = [
-        asyncio.create_task(_run_one(program, folder / str(number), each, seed + number, number))
-        for number, program in enumerate(programs)
+        asyncio.create_task(_run_one(program, folder / str(number), each, seed + number, number, kind, seconds))
+        for number, (program, kind) in enumerate(zip(programs, kinds_of_groups, strict=False))
     ]
     outputs = await asyncio.gather(*runs)
     histories = [History.load(folder / str(number) / "history.json") for number in range(len(programs))]
@@ -225,12 +249,12 @@ async def run_side_by_side(programs: Sequence[str], folder: Path, *, count: int,
     )
 
 
-async def _run_one(program: str, folder: Path, count: int, seed: int, number: int) -> str:
-    """Run one group in a separate process, half of them with the demand of the conversations, one with links."""
+async def _run_one(program: str, folder: Path, count: int, seed: int, number: int, kind: str, seconds: float) -> str:
+    """Run one group in a separate process, half of them with the demand of the conversations."""
     folder.mkdir(parents=True)
     demand = ("store", "conversation")[number % 2]
-    command = [sys.executable, "-m", "tests.fail_over_run", program, str(folder), str(count), str(seed), demand]
-    command += ["linked"] if number == 0 else []
+    arguments = [program, str(folder), str(count), str(seed), demand, kind, str(seconds)]
+    command = [sys.executable, "-m", "tests.fail_over_run", *arguments]
     with (folder / "errors").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=errors)
         try:
@@ -244,7 +268,7 @@ async def _run_one(program: str, folder: Path, count: int, seed: int, number: in
 
 
 if __name__ == "__main__":
-    name, place, times, start, demand, *others = sys.argv[1:]
+    name, place, times, start, demand, which, limit = sys.argv[1:]
     asyncio.run(
         run(
             name,
@@ -252,6 +276,7 @@ if __name__ == "__main__":
             count=int(times),
             seed=int(start),
             of_conversation=demand == "conversation",
-            is_linked="linked" in others,
+            kind=which,
+            seconds=float(limit),
         )
     )

@@ -11,7 +11,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from broker.runtime import DeckhandsError, StoreRefused
 from broker.store.connection import MultiplexedConnection
@@ -223,6 +223,10 @@ class SentinelGroup:
                 process.wait()
             await links.aclose()
 
+    def restart(self, old: Server, new: Server) -> None:
+        """Start a primary that was killed, as a replica of the new one."""
+        old.start(primary=new.known_port)
+
     def end_sentinel(self) -> None:
         """Kill the first Sentinel; two are left, which suffice for a fail-over."""
         self._sentinels[0].kill()
@@ -405,14 +409,33 @@ def to_facts(flat: list[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-async def fail_over(group: SentinelGroup, fault: Fault = "kill") -> tuple[Server, Server]:
+async def fail_over(group: Group, fault: Fault = "kill") -> tuple[Server, Server]:
     """Let the primary fail over by a fault, and wait until the group is whole again; return it and the new primary."""
     old = await group.primary()
     new = await begin_fail_over(group, old, fault)
     return old, await end_fail_over(group, old, new, fault)
 
 
-async def begin_fail_over(group: SentinelGroup, old: Server, fault: Fault) -> Server:
+class Group(Protocol):
+    """Servers of which one is the primary."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def primary(self) -> Server: ...
+
+    async def find_primaries(self) -> list[Server]: ...
+
+    async def order(self, old: Server) -> Server: ...
+
+    async def until_promoted(self, *, other_than: Server) -> Server: ...
+
+    def restart(self, old: Server, new: Server) -> None: ...
+
+    async def until_whole(self) -> Server: ...
+
+
+async def begin_fail_over(group: Group, old: Server, fault: Fault) -> Server:
     """Do a fault to the primary, and return the new one as soon as it is promoted."""
     if fault == "kill":
         old.kill()
@@ -426,10 +449,10 @@ async def begin_fail_over(group: SentinelGroup, old: Server, fault: Fault) -> Se
     return await group.until_promoted(other_than=old)
 
 
-async def end_fail_over(group: SentinelGroup, old: Server, new: Server, fault: Fault) -> Server:
+async def end_fail_over(group: Group, old: Server, new: Server, fault: Fault) -> Server:
     """Let the old primary return, wait until the group is whole again, and return its primary."""
     if fault == "kill":
-        old.start(primary=new.known_port)
+        group.restart(old, new)
     elif fault == "stop":
         old.send(signal.SIGCONT)
     elif fault == "cut":

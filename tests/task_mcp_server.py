@@ -46,6 +46,7 @@ class RemoteJob:
     error: dict[str, Any] | None = None
     polls: int = 0
     is_asking: bool = False
+    message: str = ""
 
 
 @dataclass
@@ -55,6 +56,7 @@ class TaskServer:
     Attributes:
         started: how often each call was started, by the name that the call gives.
         metas: the `_meta` of each call.
+        headers: those of the latest request.
         seen: the methods that were asked for.
         last_params: the parameters of the latest request.
         questions: what the tools that ask want to know.
@@ -68,6 +70,7 @@ class TaskServer:
     by_key: dict[str, str] = field(default_factory=dict)
     started: Counter[str] = field(default_factory=Counter)
     metas: list[dict[str, Any]] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     last_params: dict[str, Any] = field(default_factory=dict)
     questions: dict[str, Any] = field(default_factory=lambda: {"q1": question()})
@@ -84,6 +87,7 @@ class TaskServer:
         asked = await request.json()
         if "id" not in asked:
             return web.Response(status=202)
+        self.headers = dict(request.headers)
         method, params = asked["method"], asked.get("params") or {}
         self.seen[method] += 1
         self.last_params = params
@@ -139,6 +143,7 @@ class TaskServer:
         job = self.jobs[task_id]
         job.polls += 1
         about = {**self._describe(task_id), **COMPLETE, "status": "working"}
+        about |= {"statusMessage": job.message} if job.message else {}
         if job.error is not None:
             return {**about, "status": "failed", "error": job.error}
         if job.is_cancelled:

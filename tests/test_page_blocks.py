@@ -27,7 +27,7 @@ from broker.contract.specs import AgentSpec
 from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import PREFIX, WORKER_SETTINGS, BrokerSettings
-from broker.tools.mcp_config import read_servers
+from broker.tools.mcp_config import read_allowed, read_servers
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.loop.hooks import _HookTable
 from controller_worker.providers.config import LLMConfig
@@ -37,6 +37,7 @@ from deckhands.cli.commands.metrics import DEFAULT_PORT
 from deckhands.cli.main import cli
 from deckhands.client.archive.retention import Retention
 from deckhands.client.task_files.task_file import open_task_file
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.configuration import read_configuration
 from deckhands.evaluation.datasets.own_rows import OwnRow
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
@@ -109,6 +110,9 @@ def test_json_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
     path.write_text(block.text)
     if '"mcpServers"' in block.text:
         assert read_servers(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", block.text), "a value"))
+        assert read_allowed(path)
+    elif '"mcp_servers"' in block.text:
+        assert TaskSpec.parse(json.loads(block.text)).mcp_servers
     elif block.part == "docs/evaluation.md#evaluation-datasets":
         assert OwnRow.model_validate_json(block.text).tests
     elif '"turns"' in block.text:

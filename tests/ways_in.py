@@ -72,6 +72,7 @@ AGENT = (
     Feature("model", "model", "models.md", ("model",)),
     Feature("images", "images", "tasks.md", ("images",)),
     Feature("tools", "tools", "tools.md", ("tools",)),
+    Feature("mcp_servers", "MCP servers", "tools.md#servers-of-a-task", ("mcp_servers",)),
     Feature("secrets", "secrets", "security.md#secrets", ("secrets",)),
     Feature("limits", "limits", "quotas.md#limits-and-errors", ("limits",)),
     Feature("confirmation", "confirmation", "security.md", ("agent",)),
@@ -125,6 +126,7 @@ MISSING: Mapping[tuple[str, str], str] = {
     ("eval", "agents_md"): "Instructions in the files of an instance are read only if it has a `setup`: they are not "
     "a part of the task.",
     ("eval", "tools"): "Attempts have the tools of their agent, on every cluster the same.",
+    ("eval", "mcp_servers"): "Attempts have the tools of their agent, on every cluster the same.",
     ("eval", "secrets"): "An attempt has no secrets: its log is a result that others read.",
     ("eval", "confirmation"): ALONE,
     ("eval", "output"): SCORED,

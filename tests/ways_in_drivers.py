@@ -47,6 +47,7 @@ from tests.model_server.running_server import RunningModelServer
 from tests.polling import until
 from tests.server_parts import add_key
 from tests.source_code import ROOT
+from tests.task_mcp_server import TaskServer, task_server
 
 LIMIT_SECONDS = 90.0
 PICTURE = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(range(64))).decode()
@@ -113,12 +114,16 @@ class World:
         self.key = self.url = ""
         self.secret_key = base64.b64encode(os.urandom(32)).decode()
         self.producer: Producer
+        self.remote: TaskServer
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
         """Start the workers and the server."""
         async with AsyncExitStack() as stack:
             stack.enter_context(pytest.MonkeyPatch.context()).setenv("DECKHANDS_SECRET_KEY", self.secret_key)
+            self.remote = await stack.enter_async_context(task_server())
+            allow = {"tasks": [self.remote.url.split("/")[2]]}
+            (self.root / "mcp.json").write_text(json.dumps({"mcpServers": {}, "allow": allow}))
             await stack.enter_async_context(self.cluster.running())
             for start in (self.cluster.start_controller, self.cluster.start_tool, self.cluster.start_ingress):
                 start(**self.settings)
@@ -146,6 +151,7 @@ class World:
             "DECKHANDS_HOOKS": str(self.root / "hooks.toml"),
             "DECKHANDS_SECRET_SOURCES": str(self.root / "sources.toml"),
             "DECKHANDS_TOOLS": "tests.example_tools:add",
+            "DECKHANDS_MCP": str(self.root / "mcp.json"),
             "EXAMPLE_TOOLS_TRACE": str(self.root / "trace"),
             "PYTHONPATH": str(ROOT),
         }
@@ -210,6 +216,7 @@ def options_of(world: World, fields: Fields, *, pictures: bool = True) -> list[s
             for name, secret in fields.get("secrets", {}).items()
         ),
         *(("--tool", key) for key in fields.get("tools", ())),
+        *(("--mcp-servers", f"{name}={server['url']}") for name, server in fields.get("mcp_servers", {}).items()),
         ("-w", fields.get("workspace")),
         *((f"--{name.replace('_', '-')}", fields.get(name)) for name in PLAIN),
     ):

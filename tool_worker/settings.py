@@ -19,7 +19,7 @@ from pydantic import Field
 from broker.contract import LABEL_PATTERN, parse_host_rules
 from broker.runtime import AddressRules, BrokerSettings, Count, Seconds, UsageError, arm, split_paths
 from broker.secrets import find_private_paths, load_secret_key, parse_workspace_roots
-from broker.tools import McpServerSpec, read_servers
+from broker.tools import AllowedServers, McpServerSpec, read_allowed, read_servers
 from tool_worker.sandbox import ContainerSettings, ResourceLimits, is_image_name
 from tool_worker.secret_sources import SecretSourceSpec, read_secret_sources
 from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
@@ -110,6 +110,7 @@ class ToolSettings:
         labels: Further features of this node, which conversations may require.
         tools: Custom tools besides those of installed packages, as `module:attribute`.
         mcp_servers: Servers whose tools are offered.
+        mcp_allowed: The servers that tasks and skills may use for their own conversation.
         secret_sources: Sources where secrets of tasks may be looked up.
         containers: Settings of the `docker` sandbox.
         limits: Resource limits of a workspace.
@@ -133,6 +134,7 @@ class ToolSettings:
     labels: tuple[str, ...]
     tools: tuple[str, ...]
     mcp_servers: tuple[McpServerSpec, ...]
+    mcp_allowed: AllowedServers
     secret_sources: tuple[SecretSourceSpec, ...]
     no_change_timeout_seconds: float
     environment: Mapping[str, str]
@@ -165,6 +167,7 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         labels=_labels(variables.labels),
         tools=_split_words(variables.tools),
         mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
+        mcp_allowed=read_allowed(Path(variables.mcp).expanduser()) if variables.mcp else AllowedServers(),
         secret_sources=_secret_sources(variables, env),
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),

@@ -133,6 +133,8 @@ from .skills import NESTED_FILES as NESTED_FILES, is_skill_file as is_skill_file
 from .skills import MAX_SKILLS as MAX_SKILLS, NO_SKILLS as NO_SKILLS
 from .skills import SCRIPT_MARK as SCRIPT_MARK, SETUP_SCRIPT as SETUP_SCRIPT, SKILL_FOLDERS as SKILL_FOLDERS
 from .skills import SkillFiles as SkillFiles, SkillReader as SkillReader, find_trigger as find_trigger
+from .skills import SERVER_FILES as SERVER_FILES, SkillServer as SkillServer
+from .skills import parse_surveyed_files as parse_surveyed_files
 from .skills import check_skill_file as check_skill_file, load_skills as load_skills, parse_skills as parse_skills
 from .skills import read_skill_files as read_skill_files, read_workspace_files as read_workspace_files
 from .task_list import PlanAcceptedObservation as PlanAcceptedObservation, PlanAction as PlanAction
@@ -143,6 +145,7 @@ from .timing import Moment as Moment, Seconds as Seconds, StartWindow as StartWi
 from .tool_arguments import ToolCallError as ToolCallError, parse_json as parse_json, parse_message as parse_message
 from .tool_arguments import require_text as require_text
 from .tool_specs import MAX_DESCRIPTION_CHARS as MAX_DESCRIPTION_CHARS, MAX_SCHEMA_CHARS as MAX_SCHEMA_CHARS
+from .tool_specs import McpAddress as McpAddress, SERVER_NAME_PATTERN as SERVER_NAME_PATTERN
 from .tool_specs import OutcomePolicy as OutcomePolicy, ToolOffer as ToolOffer, ToolSpec as ToolSpec
 from .workspace_events import DigestWorkspaceAction as DigestWorkspaceAction
 from .workspace_events import OpenWorkspaceAction as OpenWorkspaceAction, SurveyAction as SurveyAction

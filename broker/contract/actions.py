@@ -40,6 +40,7 @@ from broker.contract.tool_specs import (
     FINISH,
     REQUEST_CONDENSATION,
     THINK,
+    McpAddress,
     ToolSpec,
 )
 from broker.runtime import format_count
@@ -445,6 +446,7 @@ class MCPAction(OfferedToolAction):
         asks: the call that the server answered with questions for the user; this action continues it.
         answers: the user's answers, by the names of the fields.
         questions: the server's questions, if this action asks the user.
+        server: the server, if it belongs to this conversation alone.
     """
 
     answered_by: ClassVar[tuple[str, ...]] = ("observation.mcp", "observation.mcp_question")
@@ -453,6 +455,7 @@ class MCPAction(OfferedToolAction):
     asks: int | None = None
     answers: JsonObject | None = None
     questions: tuple[ServerQuestion, ...] = ()
+    server: McpAddress | None = None
 
     @property
     def confirmation_paragraphs(self) -> tuple[Paragraph, ...]:

@@ -35,6 +35,7 @@ from broker.contract.plain_json import JsonObject, replace_surrogates
 from broker.contract.specs import AgentSpec, EventValue, Limits, LLMSpec, Tenancy, WorkspaceSpec
 from broker.contract.timing import DoubleTexting
 from broker.contract.token_records import RecordedTokens
+from broker.contract.tool_specs import McpAddress
 from broker.runtime import Acks
 
 __all__ = [
@@ -131,6 +132,7 @@ class ConversationCreated(Event):
             rule.
         pinned_version: the only version of controller workers that may continue it; None: any.
         rollout: the exact tokens of its replies are recorded; None: they are not.
+        mcp_servers: MCP servers of this conversation alone, by their names; None for none.
         headless: no user can be asked.
         title: a title for listings.
         forked_from: `ID@EVENT` of the conversation that it was forked from; None if it is no fork.
@@ -157,6 +159,7 @@ class ConversationCreated(Event):
     acks: Acks | None = None
     pinned_version: str | None = None
     rollout: bool | None = None
+    mcp_servers: dict[str, McpAddress] | None = None
     traceparent: Traceparent = None
 
     @property

@@ -32,12 +32,14 @@ class LLMSpec(EventValue):
     Attributes:
         model: a profile or a model; None for LLM_MODEL of the controller workers. Other fields that are None use the
             workers' values.
+        stream: whether programs for OpenHands' SDK get replies as they are written; other clients ask for `deltas`.
     """
 
     model: str | None = None
     temperature: float | None = None
     max_output_tokens: int | None = None
     caching_prompt: bool | None = None
+    stream: bool | None = None
 
 
 SCRIPT_PREFIXES = ("scripted/", "replay/")

@@ -13,6 +13,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.error_texts import add_remedy, find_error_remedy, is_error_key, render_error
 from broker.contract.events import EventValue, JsonObject, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
+from broker.contract.tool_specs import ToolOffer
 from broker.runtime import format_count
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
@@ -286,6 +287,9 @@ class SurveyObservation(Observation):
         content: a line for each file, see `broker.contract.skills`.
         is_complete: the command ran to its end.
         scripts: the repository's own scripts that exist, see `broker.contract.skills`.
+        tools: the tools of the MCP servers of this conversation; None for none.
+        failure: why a server of the task cannot be used; empty if all can.
+        left_out: why servers of skills cannot be used; None if all can.
     """
 
     kind: Literal["observation.survey"] = "observation.survey"
@@ -293,6 +297,9 @@ class SurveyObservation(Observation):
     is_shown_to_users: ClassVar[bool] = False
     is_complete: bool = False
     scripts: tuple[str, ...] = ()
+    tools: tuple[ToolOffer, ...] | None = None
+    failure: str = ""
+    left_out: tuple[str, ...] | None = None
 
     @property
     def sentence(self) -> str:

@@ -17,6 +17,9 @@ Untrusted: an author of the repository, or the agent itself, may write any of th
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import logging
 import os
 import re
@@ -36,6 +39,7 @@ from broker.contract.markdown import (
 )
 from broker.contract.plain_json import replace_surrogates
 from broker.contract.specs import Skill
+from broker.contract.tool_specs import SERVER_NAME_PATTERN
 
 SKILL_FOLDERS = (".openhands/microagents", ".claude/skills", ".openhands/skills", ".agents/skills")
 """Below a workspace and a user's home directory. A skill of a later folder replaces one of the same name."""
@@ -54,6 +58,10 @@ MAX_NESTED_DEPTH = 8
 """The folders above a nested file that is found, at most."""
 FILE_MARK = "deckhands-skill:"
 """The prefix of a survey line that holds the path of a file and its text in base64."""
+SERVER_FILES = (".mcp.json", "mcp.json")
+"""Beside a `SKILL.md`: the MCP servers that the skill needs, in the usual format."""
+MAX_SERVERS = 10
+"""Of one skill."""
 SETUP_SCRIPT, HOOK_SCRIPT = ".openhands/setup.sh", ".openhands/pre-commit.sh"
 """Scripts of a repository that run before an agent's first step and before each commit (OpenHands 10.1)."""
 SCRIPT_MARK = "deckhands-script:"
@@ -85,6 +93,22 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class SkillServer:
+    """An MCP server that a skill asks for. Whether it is offered is the operator's decision.
+
+    Attributes:
+        skill: the name of the skill.
+        url: its address; empty for a program.
+        has_own_values: its entry has headers or variables of an environment, which a skill cannot give.
+    """
+
+    skill: str
+    name: str
+    url: str = ""
+    has_own_values: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SkillFiles:
     """The skills and agents found in files.
 
@@ -93,12 +117,14 @@ class SkillFiles:
         unreadable: the path and the error of each invalid file.
         paths: the file of each skill.
         agents: agents to delegate to, by the paths of their files; likewise one of each name.
+        servers: the MCP servers that the skills ask for.
     """
 
     skills: tuple[Skill, ...] = ()
     unreadable: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     agents: Mapping[str, AgentFile] = field(default_factory=dict)
+    servers: tuple[SkillServer, ...] = ()
 
 
 NO_SKILLS = SkillFiles()
@@ -115,11 +141,15 @@ class SkillReader:
         self._agents: dict[str, tuple[str, AgentFile]] = {}  # by name: the file, the agent
         self._unreadable: list[str] = []
         self._roots: set[str] = set()
+        self._servers: dict[str, tuple[SkillServer, ...]] = {}  # by the folder of the skill
 
     def add(self, path: str, text: str) -> None:
         """Read a file, given its path in the workspace or home directory. Other files are ignored."""
         if is_agent_file(path):
             self._add_agent(path, text)
+            return
+        if _is_server_file(path):
+            self._add_servers(path, text)
             return
         name = _name_of(path)
         if name is None or not text.strip() or self._is_resource(path):
@@ -128,6 +158,8 @@ class SkillReader:
         taken = [taken for taken, (other, *_) in self._found.items() if other == folder]
         try:
             skill = parse_skill(name, text, path=path, taken=taken)
+            if "mcp_tools" in text and not is_skill_file(path):
+                self._servers[path] = parse_skill_servers(skill.name, split_front_matter(text)[0].get("mcp_tools"))
         except ValueError as error:
             self._unreadable.append(f"{_render_path(path)}: {error}")
             return
@@ -142,6 +174,20 @@ class SkillReader:
             return
         self._agents.pop(agent.name, None)
         self._agents[agent.name] = path, agent
+
+    def _add_servers(self, path: str, text: str) -> None:
+        folder, name = path.rpartition("/")[0], PurePosixPath(path).parent.name
+        try:
+            self._servers[folder + "/"] = parse_skill_servers(name, json.loads(text))
+        except (ValueError, RecursionError) as error:
+            self._unreadable.append(f"{_render_path(path)}: {error}")
+
+    def add_surveyed(self, path: str, text: str | None) -> None:
+        """Read a file of a survey; without a text, it is the first one that was left out."""
+        if text is None:
+            self.leave_out(path)
+        else:
+            self.add(path, text)
 
     def leave_out(self, path: str) -> None:
         """Report the first file that the survey had no room for."""
@@ -164,6 +210,12 @@ class SkillReader:
             (*self._unreadable[:MAX_UNREADABLE], *more),
             tuple(path for _, path, _ in self._found.values()),
             dict(self._agents.values()),
+            tuple(
+                server
+                for place, servers in self._servers.items()
+                for server in servers
+                if not place.endswith("/") or place in self._roots
+            ),
         )
 
 
@@ -204,12 +256,49 @@ def parse_skill(name: str, text: str, *, path: str = "", taken: Container[str] =
     )
 
 
+def parse_skill_servers(skill: str, value: object) -> tuple[SkillServer, ...]:
+    """Return the MCP servers that a skill asks for: those below `mcpServers`, or the value itself.
+
+    Raises:
+        ValueError: it is not in the usual format; the text says why.
+    """
+    entries = value.get("mcpServers", value) if isinstance(value, dict) else value
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise ValueError('it is not {"mcpServers": {NAME: {…}}}')
+    if len(entries) > MAX_SERVERS:
+        raise ValueError(f"it names {len(entries)} MCP servers; {MAX_SERVERS} are allowed")
+    found = []
+    for name, entry in entries.items():
+        if not re.fullmatch(SERVER_NAME_PATTERN, name):
+            raise ValueError("the name of an MCP server has letters, digits, `_` and `-`, 64 at most")
+        url = entry.get("url") or ""
+        if not isinstance(url, str) or not (url or entry.get("command")):
+            raise ValueError(f"the MCP server {name} has neither a url nor a command")
+        has_own_values = any(entry.get(field) for field in ("headers", "env", "auth", "oauth"))
+        found.append(SkillServer(skill, name, replace_surrogates(url), has_own_values))
+    return tuple(found)
+
+
 def parse_skills(files: Iterable[tuple[str, str]]) -> SkillFiles:
     """Read skills from pairs of a path and a text, see `SkillReader`."""
     reader = SkillReader()
     for path, text in files:
         reader.add(path, text)
     return reader.to_skill_files()
+
+
+def parse_surveyed_files(output: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the path and the text of each file of a survey; a path without a text is the first that was left out."""
+    for line in output.splitlines():
+        if not line.startswith(FILE_MARK):
+            continue
+        parts = line.removeprefix(FILE_MARK).split()
+        try:
+            path, *rest = (base64.b64decode(part, validate=True).decode(errors="replace") for part in parts)
+            (content,) = rest or (None,)
+        except (ValueError, binascii.Error):
+            continue
+        yield path, content
 
 
 def check_skill_file(path: str, text: str) -> list[str]:
@@ -276,6 +365,7 @@ def read_skill_files(top: Path) -> Iterator[tuple[str, str]]:
     for folder in SKILL_FOLDERS:
         try:
             paths = sorted((top / folder).rglob("*.md"), key=lambda path: (path.name.lower() != "skill.md", path))
+            paths += [path for name in SERVER_FILES for path in sorted((top / folder).rglob(name))]
         except OSError as error:
             _log.warning("%s cannot be read: %s", top / folder, error.strerror)
             continue
@@ -294,6 +384,10 @@ def find_trigger(words: Iterable[str], text: str) -> str:
 def is_skill_file(path: str) -> bool:
     """Return whether a file describes a skill that is a folder."""
     return path.lower().endswith("/skill.md") and path.startswith(tuple(f"{folder}/" for folder in SKILL_FOLDERS))
+
+
+def _is_server_file(path: str) -> bool:
+    return path.rpartition("/")[2] in SERVER_FILES and path.startswith(tuple(f"{folder}/" for folder in SKILL_FOLDERS))
 
 
 def _is_nested(path: str) -> bool:

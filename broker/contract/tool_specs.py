@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MAX_DESCRIPTION_CHARS = 8_000
 MAX_SCHEMA_CHARS = 14_000
+SERVER_NAME_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+MAX_HEADERS = 20
+_PLAIN_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(/[!-~]*)?")
+_SECRET_TEXT = re.compile(r"[ -~]*\$\{[A-Za-z_][A-Za-z0-9_]*\}[ -~]*")
 OBJECT_SCHEMA: dict[str, Any] = {"required": ["type"], "properties": {"type": {"const": "object"}}}
 """The JSON Schema of a schema for objects."""
 """Longer texts would be moved out of the event that has to hold them, see `codec.shorten`."""
@@ -54,6 +59,61 @@ class ToolSpec:
     convert: Callable[[Mapping[str, Any]], BaseModel] | None = field(default=None, compare=False, repr=False)
 
 
+class McpAddress(BaseModel):
+    """An MCP server of one conversation: a server of the operator by its name, or an address that the operator allows.
+
+    Attributes:
+        url: the address; empty for a server that the tool workers know by the name.
+        headers: headers of its requests. Each has `${NAME}` in it, which stands for a secret of the conversation, so
+            that no secret is in a log.
+        type: the transport: `http` (streamable) or `sse` (the older one).
+        tools: names or patterns of its tools.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: Annotated[str, Field(max_length=2_000)] = ""
+    headers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")], Annotated[str, Field(max_length=1_000)]] = (
+        Field(default_factory=dict, max_length=MAX_HEADERS)
+    )
+    type: Literal["http", "sse"] = "http"
+    tools: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=128)] = ("*",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_program(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and "command" in fields:
+            raise ValueError("a program is named in the operator's file; name it here without any fields: {}")
+        return fields
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if url and not _PLAIN_URL.fullmatch(url):
+            raise ValueError("write https://HOST/PATH, without a user's name and unusual characters")
+        return url
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, text in headers.items():
+            if not _SECRET_TEXT.fullmatch(text):
+                raise ValueError(
+                    f"{name} has no secret in it; write ${{NAME}}, where NAME is one of the task's secrets"
+                )
+        return headers
+
+    @model_validator(mode="after")
+    def _has_address(self) -> McpAddress:
+        if self.headers and not self.url:
+            raise ValueError("headers need a url: the operator's file has those of a server that it names")
+        if any(
+            name.lower().startswith(("host", "connection", "content-", "transfer-", "mcp-")) for name in self.headers
+        ):
+            raise ValueError("the headers Host, Connection, Content-…, Transfer-… and Mcp-… belong to the protocol")
+        return self
+
+
 class ToolOffer(BaseModel):
     """A tool that a tool worker offers to conversations, as data.
 
@@ -62,6 +122,7 @@ class ToolOffer(BaseModel):
         name: the name in the model's tool calls.
         runner: the kind of executor: our own registry of functions and classes, or an MCP server.
         pool: the tool workers that may run it; empty for those that hold the conversation's workspace.
+        server: the server of this conversation that has it; None for a tool that workers offer to all.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -73,6 +134,7 @@ class ToolOffer(BaseModel):
     runner: Literal["function", "mcp"] = "function"
     pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
     outcome: OutcomePolicy = OutcomePolicy.AT_MOST_ONCE
+    server: McpAddress | None = None
 
     @field_validator("parameters")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from broker.contract.events import Action, Observation
-from broker.contract.tool_specs import OutcomePolicy
+from broker.contract.tool_specs import McpAddress, OutcomePolicy
 
 
 class OpenWorkspaceAction(Action):
@@ -22,7 +22,12 @@ class OpenWorkspaceAction(Action):
 
 
 class SurveyAction(Action):
-    """Read the workspace's instructions for agents: AGENTS.md, skills and the like. It changes nothing."""
+    """Read the workspace's instructions for agents: AGENTS.md, skills and the like. It changes nothing.
+
+    Attributes:
+        servers: the MCP servers of the task whose tools are to be listed, by their names; None for none.
+        with_skills: the agent reads the skills of the workspace.
+    """
 
     kind: Literal["action.survey"] = "action.survey"
     runnable: ClassVar[bool] = True
@@ -30,6 +35,8 @@ class SurveyAction(Action):
     is_decided: ClassVar[bool] = True
     is_shown_to_model: ClassVar[bool] = False
     is_shown_to_users: ClassVar[bool] = False
+    servers: dict[str, McpAddress] | None = None
+    with_skills: bool = True
 
 
 class DigestWorkspaceAction(Action):

@@ -57,6 +57,7 @@ class ControlDelivery:
 
     Attributes:
         token: the token of a transfer, see `broker.coordination.transfers`.
+        entry: the entry of the action to cancel; empty if it is unknown.
     """
 
     conversation_id: str
@@ -64,6 +65,7 @@ class ControlDelivery:
     order: str
     location: str
     token: str = ""
+    entry: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class ActionQueue:
             order, token = fields[b"x"].decode(), fields.get(b"t", b"").decode()
             if order not in ORDERS:
                 raise ValueError(f"there is no order {order!r}")
-            return ControlDelivery(cid, action_id, order, place, token)
+            return ControlDelivery(cid, action_id, order, place, token, fields.get(b"e", b""))
         text = fields.get(b"w", b"")
         workspace = WorkspaceSpec.model_validate_json(text or b"{}")
         capability = fields.get(b"k", b"").decode()

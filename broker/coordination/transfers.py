@@ -324,10 +324,11 @@ class TransferRequest(BaseModel):
 
     Attributes:
         what: `download` and `upload` copy a file or directory. `diff` returns a patch of all changes since the start.
-            `checkpoint` saves the workspace in its node's checkpoint storage. `list` lists a directory. A long transfer
-            has its parts copied one by one: `upload_part` before `upload`, or `download_part` after `download`, and
-            then `end`.
+            `checkpoint` saves the workspace in its node's checkpoint storage, and `checkpoints` lists the saved ones.
+            `list` lists a directory. A long transfer has its parts copied one by one: `upload_part` before `upload`, or
+            `download_part` after `download`, and then `end`.
         path: relative to the workspace.
+        at: of `download` and `list`: the files of the last checkpoint at or before this event; None: as they are now.
         is_inside: of an upload: copy into the directory `path`, and create it if it does not exist.
         transfer: common name of all requests of one long transfer; empty for a transfer in one request.
         part: number of the part, from 0.
@@ -336,8 +337,11 @@ class TransferRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    what: Literal["download", "upload", "diff", "checkpoint", "upload_part", "download_part", "end", "list"]
+    what: Literal[
+        "download", "upload", "diff", "checkpoint", "checkpoints", "upload_part", "download_part", "end", "list"
+    ]
     path: str = "."
+    at: Annotated[int, Field(ge=1, lt=10**12)] | None = None
     is_inside: bool = False
     transfer: Annotated[str, Field(max_length=64)] = ""
     part: Annotated[int, Field(ge=0, lt=MAX_PARTS)] = 0
@@ -373,6 +377,7 @@ class TransferAnswer(BaseModel):
         left_out: names of changed files that were left out of the patch because of its size.
         left_out_count: number of such files; `left_out` names only the first ones.
         entries: entries of a listed directory, by name; the first 5,000.
+        events: the events whose checkpoints are kept, in order; of files of a checkpoint, its event alone.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -389,6 +394,7 @@ class TransferAnswer(BaseModel):
     left_out: tuple[str, ...] = ()
     left_out_count: int = 0
     entries: tuple[FileEntry, ...] = ()
+    events: tuple[int, ...] = ()
 
 
 class TransferFailed(DeckhandsError):
@@ -494,6 +500,10 @@ class Transfers:
             failure = TransferFailed(answer.error, remedy=answer.remedy)
             failure.code = answer.code
             raise failure
+        if request.at is not None and not answer.events:
+            raise TransferFailed(
+                f"The tool worker of the node {node.decode()} cannot read checkpoints.", remedy="Upgrade it."
+            )
         brought = b""
         if request.what in ("download", "diff", "download_part") and not answer.packed_bytes:
             sealed = await self._stored_files.fetch(conversation_id, f"{token}-back")

@@ -2,7 +2,7 @@
 --
 -- Every function takes KEYS pool base, shard base (one hash slot) and derives the real keys from them:
 --   pool base  deck:{0}:quota:<pool>   :limits :level:<key> :warm:<key> :held :called :about :waiting:<priority>
---                                      :shares:<priority> :state
+--                                      :shares:<priority> :state; further ones in replicas.lua
 --   shard base deck:{0}                :workers
 -- Priority 0 is interactive, 1 normal, 2 batch. Amounts are {requests, input, output, tokens}. Times are milliseconds.
 --
@@ -11,8 +11,10 @@
 -- A key's levels are token buckets with limits per minute. A bucket holds `burst` seconds' worth and fills so much slower
 -- that no sixty seconds ever exceed the limit. The actual usage of a call is settled after it, and may leave a debt. The
 -- fair queue (fair_queue.lua) orders waiting calls; a priority is one of its classes, and a grant is a turn.
+-- If the keys are engines (replicas.lua), calls of conversations that are resident nowhere wait in a second queue, `cold`.
 
 local fair_queue = require('limits/fair_queue')
+local replicas = require('limits/replicas')
 local store = require('store/prelude')
 
 local MINUTELY = {'requests', 'input', 'output', 'tokens'}
@@ -23,10 +25,13 @@ local WARM_WAIT_MS = 2000      -- how long to wait for a key with a warm cache w
 local LEAST_FACTOR, DECREASE, INCREASE_PER_MS = 0.1, 0.8, 0.00002
 local NO_RETRY_AFTER_MS = 1000
 local MAX_GRANTS = 64
+local MAX_OWED = 32            -- waiting conversations that are looked at for a tenant that is owed a turn
 
 local KINDS = {limits = 'hash', held = 'hash', called = 'zset', about = 'hash', state = 'hash',
   ['waiting:0'] = 'zset', ['waiting:1'] = 'zset', ['waiting:2'] = 'zset',
-  ['shares:0'] = 'hash', ['shares:1'] = 'hash', ['shares:2'] = 'hash'}
+  ['shares:0'] = 'hash', ['shares:1'] = 'hash', ['shares:2'] = 'hash',
+  ['cold:0'] = 'zset', ['cold:1'] = 'zset', ['cold:2'] = 'zset',
+  ['coldshares:0'] = 'hash', ['coldshares:1'] = 'hash', ['coldshares:2'] = 'hash', served = 'hash'}
 
 
 -- The capacity of a bucket, and its refill rate per millisecond.
@@ -76,6 +81,7 @@ local function open(base, now)
       level.day, level.day_requests, level.day_tokens = day, 0, 0
     end
     level.at = now
+    pool.has_replicas = pool.has_replicas or key.limits.replica ~= nil
     pool.keys[#pool.keys + 1] = key
     pool.by_name[name] = key
   end
@@ -114,7 +120,7 @@ local NOTHING = {requests = 0, input = 0, output = 0, tokens = 0}
 -- returned: amounts that the caller already holds of this key, if any
 local function wait_of(key, wanted, now, returned)
   local limits, level, had = key.limits, key.level, returned or NOTHING
-  local wait = math.max(0, level.blocked - now)
+  local wait = math.max(0, level.blocked - now, (level.down or 0) - now)
   for _, what in ipairs(MINUTELY) do
     if limits[what] then
       -- A call larger than the bucket goes when the bucket is full, and leaves a debt.
@@ -122,9 +128,8 @@ local function wait_of(key, wanted, now, returned)
       if lacking > 0 then wait = math.max(wait, math.ceil(lacking / flow_of(key, what))) end
     end
   end
-  if limits.concurrency and level.in_flight >= math.max(1, math.floor(limits.concurrency * level.factor)) then
-    wait = math.max(wait, math.ceil(level.took / limits.concurrency), 1)
-  end
+  local slots = replicas.slots_of(key)
+  if slots and level.in_flight >= slots then wait = math.max(wait, math.ceil(level.took / slots), 1) end
   local is_day_over = (limits.day_requests and level.day_requests - had.requests >= limits.day_requests)
     or (limits.day_tokens and level.day_tokens - had.tokens >= limits.day_tokens)
   if is_day_over then
@@ -139,7 +144,8 @@ local function interval_of(key, wanted)
   for _, what in ipairs(MINUTELY) do
     if key.limits[what] then interval = math.max(interval, wanted[what] / flow_of(key, what)) end
   end
-  if key.limits.concurrency then interval = math.max(interval, key.level.took / key.limits.concurrency) end
+  local slots = replicas.slots_of(key)
+  if slots then interval = math.max(interval, key.level.took / slots) end
   return interval
 end
 
@@ -159,9 +165,14 @@ local function less(amount, used)
   return rest
 end
 
--- Choose the key for a conversation. Returns it; or nil, the wait in ms, and whether only this conversation has to wait.
-local function choose(pool, cid, wanted)
+-- Choose the key for a conversation. Returns it; or nil, the wait in ms, and who has to wait: 'it' alone, 'cold' for all
+-- that are resident nowhere, 'all'.
+local function choose(pool, cid, waiter, is_owed)
   local best, least, home, home_wait
+  local wanted = waiter.wanted
+  if pool.has_replicas then
+    return replicas.choose(pool, cid, waiter, function(key) return wait_of(key, wanted, pool.now) end, is_owed)
+  end
   for _, key in ipairs(pool.keys) do
     local wait = wait_of(key, wanted, pool.now)
     if #pool.keys > 1 then
@@ -172,16 +183,18 @@ local function choose(pool, cid, wanted)
     if wait == 0 and (not best or key.level.in_flight < best.level.in_flight) then best = key end
   end
   if home and home_wait == 0 then return home end
-  if home and best and home_wait <= WARM_WAIT_MS then return nil, home_wait, true end
-  return best, least, false
+  if home and best and home_wait <= WARM_WAIT_MS then return nil, home_wait, 'it' end
+  return best, least, 'all'
 end
 
-local function queue(pool, priority)
-  return pool.base .. ':waiting:' .. priority
+local WARM, COLD = 'waiting', 'cold'
+
+local function queue(pool, priority, line)
+  return pool.base .. ':' .. (line or WARM) .. ':' .. priority
 end
 
-local function shares_of(pool, priority)
-  return pool.base .. ':shares:' .. priority
+local function shares_of(pool, priority, line)
+  return pool.base .. (line == COLD and ':coldshares:' or ':shares:') .. priority
 end
 
 -- held: '<key> <worker or -> <input> <output> <since> <token>'
@@ -208,27 +221,47 @@ local function free(pool, cid, held)
   if held.key then held.key.level.in_flight = math.max(0, held.key.level.in_flight - 1) end
 end
 
--- about: '<priority> <place> <input> <output> <calls> <token>'
+-- about: '<priority> <place> <input> <output> <calls> <token>', and at replicas ' <line> <prefix or -> <weight> <tenant>'
 local function about(pool, cid)
   local text = store.get(pool.base .. ':about', cid)
   if not text then return nil end
-  local priority, place, input, output, calls, token = string.match(text, '^([012]) (%S+) (%S+) (%S+) (%d+) (%d+)$')
+  local priority, place, input, output, calls, token, further =
+    string.match(text, '^([012]) (%S+) (%S+) (%S+) (%d+) (%d+)(.*)$')
   if not (tonumber(place) and tonumber(input) and tonumber(output)) then
     redis.call('HDEL', pool.base .. ':about', cid)
     return nil
   end
+  local line, prefix, weight, tenant = string.match(further, '^ (%l+) (%S+) (%S+) (.*)$')
   return {priority = priority, place = place, calls = tonumber(calls), token = store.number_of(token) or 0,
+    line = line == COLD and COLD or WARM, prefix = prefix ~= '-' and prefix or '', weight = tonumber(weight) or 1,
+    tenant = tenant or '',
     wanted = amounts(tonumber(input), tonumber(output))}
 end
 
 local function note(pool, cid, waiter)
-  redis.call('HSET', pool.base .. ':about', cid, table.concat({waiter.priority, waiter.place,
-    number_text(waiter.wanted.input), number_text(waiter.wanted.output), waiter.calls, number_text(waiter.token)}, ' '))
+  local text = table.concat({waiter.priority, waiter.place, number_text(waiter.wanted.input),
+    number_text(waiter.wanted.output), waiter.calls, number_text(waiter.token)}, ' ')
+  if pool.has_replicas then
+    local prefix = waiter.prefix ~= '' and waiter.prefix or '-'
+    text = table.concat({text, waiter.line, prefix, number_text(waiter.weight), waiter.tenant}, ' ')
+  end
+  redis.call('HSET', pool.base .. ':about', cid, text)
 end
 
 local function queue_up(pool, cid, waiter)
-  fair_queue.join(queue(pool, waiter.priority), cid, waiter.place)
+  fair_queue.join(queue(pool, waiter.priority, waiter.line), cid, waiter.place)
   note(pool, cid, waiter)
+end
+
+-- Let a call wait in the queue of residents or in that of others, with a new place.
+local function line_up(pool, cid, waiter, line)
+  if waiter.line and waiter.line ~= line then
+    fair_queue.leave(queue(pool, waiter.priority, waiter.line), cid)
+  end
+  local shares = shares_of(pool, waiter.priority, line)
+  waiter.line = line
+  waiter.place = fair_queue.charge(shares, waiter.tenant, waiter.weight, fair_queue.places_of(shares, waiter.tenant))
+  queue_up(pool, cid, waiter)
 end
 
 -- Whether a later owner holds a permit or waits for one.
@@ -238,7 +271,10 @@ end
 
 local function forget(pool, cid)
   redis.call('HDEL', pool.base .. ':about', cid)
-  for _, priority in ipairs(fair_queue.CLASSES) do fair_queue.leave(queue(pool, priority), cid) end
+  for _, priority in ipairs(fair_queue.CLASSES) do
+    fair_queue.leave(queue(pool, priority), cid)
+    if pool.has_replicas then fair_queue.leave(queue(pool, priority, COLD), cid) end
+  end
 end
 
 -- A woken conversation that does not respond loses its grant. It is woken again with its old place, but not for ever.
@@ -273,8 +309,12 @@ local function sweep(pool, shard)
       if not is_alive[held.worker] then free(pool, flat[i], held) end
     end
   end
-  for _, key in ipairs(pool.keys) do
-    redis.call('ZREMRANGEBYSCORE', pool.base .. ':warm:' .. key.name, '-inf', pool.now - WARM_MS)
+  if pool.has_replicas then
+    replicas.sweep(pool)
+  else
+    for _, key in ipairs(pool.keys) do
+      redis.call('ZREMRANGEBYSCORE', pool.base .. ':warm:' .. key.name, '-inf', pool.now - WARM_MS)
+    end
   end
 end
 
@@ -283,21 +323,44 @@ local function grant(pool, cid, waiter, key, priority)
   add(key, waiter.wanted, -1)
   key.level.in_flight = key.level.in_flight + 1
   hold(pool, cid, key.name, '-', waiter.wanted, waiter.token)
-  fair_queue.advance(shares_of(pool, priority), waiter.place)
+  fair_queue.advance(shares_of(pool, priority, waiter.line), waiter.place)
   waiter.calls = waiter.calls + 1
   queue_up(pool, cid, waiter)
-  fair_queue.leave(queue(pool, priority), cid)
+  fair_queue.leave(queue(pool, priority, waiter.line), cid)
+  if pool.has_replicas then
+    replicas.stay(pool, key, cid, waiter.wanted.input + waiter.wanted.output, waiter.tenant)
+    replicas.note_prefix(pool, key, waiter.prefix)
+    replicas.serve(pool, waiter)
+  end
   redis.call('ZADD', pool.base .. ':called', pool.now + fair_queue.PATIENCE_MS, cid)
   pool.state.grants = number_text((tonumber(pool.state.grants) or 0) + 1)
+end
+
+-- The waiting conversations of a priority: residents of engines first, unless a tenant of the others is owed a turn.
+local function line_of(pool, priority)
+  local waiting, is_whole = fair_queue.scan(queue(pool, priority))
+  local line = {waiting = waiting, at = 1, is_whole = is_whole, is_owed = {}}
+  if not pool.has_replicas then return line end
+  local cold, owed = fair_queue.scan(queue(pool, priority, COLD)), nil
+  for at, cid in ipairs(cold) do
+    local waiter = at <= MAX_OWED and about(pool, cid)
+    if waiter and not owed and replicas.is_owed(pool, waiter.tenant) then
+      owed = cid
+    else
+      waiting[#waiting + 1] = cid
+    end
+  end
+  if owed then
+    table.insert(waiting, 1, owed)
+    line.is_owed[owed] = true
+  end
+  return line
 end
 
 -- The waiting conversations by priority, with a position in each list.
 local function lines_of(pool)
   local lines = {}
-  for _, priority in ipairs(fair_queue.CLASSES) do
-    local waiting, is_whole = fair_queue.scan(queue(pool, priority))
-    lines[priority] = {waiting = waiting, at = 1, is_whole = is_whole}
-  end
+  for _, priority in ipairs(fair_queue.CLASSES) do lines[priority] = line_of(pool, priority) end
   return lines
 end
 
@@ -320,7 +383,7 @@ end
 local function pump(pool, shard)
   take_back(pool)
   sweep(pool, shard)
-  local woken, next_ms, lines = {}, nil, lines_of(pool)
+  local woken, next_ms, lines, is_cold_full = {}, nil, lines_of(pool), false
   while true do
     local cid, priority = next_of(pool, lines)
     if not cid then
@@ -328,22 +391,33 @@ local function pump(pool, shard)
       break
     end
     local waiter = about(pool, cid)
-    local key, wait, is_alone
-    if waiter then key, wait, is_alone = choose(pool, cid, waiter.wanted) end
+    local key, wait, who
+    if waiter and waiter.line == WARM and pool.has_replicas and not replicas.home_of(pool, cid) then
+      line_up(pool, cid, waiter, COLD)  -- it has lost its place in a cache meanwhile
+    end
+    local is_owed = lines[priority].is_owed[cid]
+    -- No overtaking among those that need room in a cache.
+    local is_skipped = waiter and waiter.line == COLD and is_cold_full and not is_owed
+    if waiter and not is_skipped then key, wait, who = choose(pool, cid, waiter, is_owed) end
     if not waiter then
       forget(pool, cid)
+    elseif is_skipped then
+      next_ms = next_ms or PUMP_MS
     elseif key then
       grant(pool, cid, waiter, key, priority)
       woken[#woken + 1] = cid
     else
       next_ms = math.min(next_ms or wait, wait)
       -- No overtaking: if smaller calls went first, this one could wait for ever.
-      if not is_alone then return woken, next_ms end
+      if who == 'all' then return woken, next_ms end
+      is_cold_full = is_cold_full or who == 'cold'
     end
   end
   if redis.call('ZCARD', pool.base .. ':called') == 0 then
     for _, priority in ipairs(fair_queue.CLASSES) do
-      if #lines[priority].waiting == 0 then redis.call('DEL', shares_of(pool, priority)) end
+      if #lines[priority].waiting == 0 then
+        redis.call('DEL', shares_of(pool, priority), shares_of(pool, priority, COLD))
+      end
     end
   end
   return woken, next_ms
@@ -382,11 +456,9 @@ local function publish(keys, args)
 end
 
 local function enter(pool, cid, args, token)
-  local priority, tenant, weight = args[5], args[6], tonumber(args[7])
-  local shares = shares_of(pool, priority)
-  local place = fair_queue.charge(shares, tenant, weight, fair_queue.places_of(shares, tenant))
-  queue_up(pool, cid, {priority = priority, place = place, calls = 0, token = token,
-    wanted = amounts(tonumber(args[3]), tonumber(args[4]))})
+  local line = pool.has_replicas and not replicas.home_of(pool, cid) and COLD or WARM
+  line_up(pool, cid, {priority = args[5], calls = 0, token = token, prefix = args[9] or '', tenant = args[6],
+    weight = tonumber(args[7]), wanted = amounts(tonumber(args[3]), tonumber(args[4]))}, line)
 end
 
 -- A repeated request may need more or less than before, because the prompt has changed. If its grant is now too small, it
@@ -397,7 +469,7 @@ local function resize(pool, cid, held, wanted, token)
     waiter.wanted, waiter.token = wanted, token
     note(pool, cid, waiter)
     if not held then
-      if fair_queue.place_in(queue(pool, waiter.priority), cid) then queue_up(pool, cid, waiter) end
+      if fair_queue.place_in(queue(pool, waiter.priority, waiter.line), cid) then queue_up(pool, cid, waiter) end
       return nil
     end
   end
@@ -417,7 +489,7 @@ local function resize(pool, cid, held, wanted, token)
 end
 
 -- deck_quota_reserve: reserve a call of a conversation. If it must wait, it is queued and woken in its turn.
--- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight, token
+-- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight, token, hash of its first prompt (or none)
 -- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', estimated wait in ms, woken …} {'unknown'}
 --         {'fenced', next_ms, '', 0, woken …}: a later owner has asked already
 local function reserve(keys, args)
@@ -436,7 +508,7 @@ local function reserve(keys, args)
   held = resize(pool, cid, held, amounts(tonumber(args[3]), tonumber(args[4])), token)
   waiter = about(pool, cid)
   if not held and not waiter then enter(pool, cid, args, token) end
-  if not held and waiter and not fair_queue.place_in(queue(pool, waiter.priority), cid) then
+  if not held and waiter and not fair_queue.place_in(queue(pool, waiter.priority, waiter.line), cid) then
     queue_up(pool, cid, waiter)  -- the queue was overwritten
   end
   local woken, next_ms = pump(pool, shard)
@@ -450,7 +522,7 @@ local function reserve(keys, args)
     return reply(pool, worker, {'granted', held.name}, others, next_ms)
   end
   waiter = about(pool, cid)
-  local ahead = redis.call('ZRANK', queue(pool, waiter.priority), cid) or 0
+  local ahead = redis.call('ZRANK', queue(pool, waiter.priority, waiter.line), cid) or 0
   for before = 0, tonumber(waiter.priority) - 1 do ahead = ahead + redis.call('ZCARD', queue(pool, before)) end
   local first, pace = nil, 0
   for _, key in ipairs(pool.keys) do
@@ -463,7 +535,8 @@ end
 
 -- deck_quota_settle: release a reservation and record the outcome of the call.
 -- ARGV cid, worker, outcome, input tokens, output tokens, the provider's retry-after in ms or '', took_ms, token
---   outcome 'ok': the tokens were used; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never sent
+--   outcome 'ok': the tokens were used; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never
+--   sent; 'down': the engine of a replica does not answer
 -- returns {'settled', next_ms, key, 0, woken …} {'gone', next_ms, '', 0, woken …} {'unknown'}
 local function settle(keys, args)
   local pool = open(keys[1], store.now_ms(keys[2]))
@@ -483,14 +556,23 @@ local function settle(keys, args)
       end
       if outcome == 'ok' then
         level.took = level.took + (tonumber(args[7]) - level.took) / 8
-        if #pool.keys > 1 then redis.call('ZADD', pool.base .. ':warm:' .. key.name, pool.now, cid) end
+        if pool.has_replicas then
+          local input, output = tonumber(args[4]), tonumber(args[5])
+          replicas.stay(pool, key, cid, input + output)
+          replicas.learn(key, tonumber(args[7]), output)
+        elseif #pool.keys > 1 then
+          redis.call('ZADD', pool.base .. ':warm:' .. key.name, pool.now, cid)
+        end
       elseif outcome == 'limited' then
         -- Calls that were in flight together are refused together: that counts once.
         if held.since > level.cut then
           level.factor, level.cut = math.max(LEAST_FACTOR, level.factor * DECREASE), pool.now
         end
+        if key.limits.replica and held.since > (level.shrunk or 0) then replicas.shrink(pool, key) end
         local asked = args[6] == '' and NO_RETRY_AFTER_MS or tonumber(args[6])
         level.blocked = math.max(level.blocked, pool.now + asked)
+      elseif outcome == 'down' and key.limits.replica then
+        replicas.set_down(pool, key)
       end
     end
   end
@@ -512,7 +594,27 @@ local function report_left(keys, args)
   return reply(pool, args[2], {'told'}, woken, next_ms)
 end
 
--- deck_quota_withdraw: remove a waiting conversation from the queue.  ARGV cid, worker, token
+-- deck_quota_told_engine: record what an engine reports of itself, or that it does not answer.
+-- ARGV key, worker, 'up' or 'down', tokens that its cache holds (or ''), the used part of it (or '')
+-- or   key, worker, 'claim', ms: may this worker ask the engine? One may, each so many ms
+-- returns {'told', next_ms, '', 0, woken …} {'claimed', next_ms, '', 0, woken …}: it may  {'unknown'}
+local function report_engine(keys, args)
+  local pool = open(keys[1], store.now_ms(keys[2]))
+  if not pool then return {'unknown'} end
+  local key = pool.by_name[args[1]]
+  local result = 'told'
+  if key and key.limits.replica then
+    if args[3] ~= 'claim' then
+      replicas.note_report(pool, key, args[3] == 'up', args[4], args[5])
+    elseif replicas.claim_report(pool, key, tonumber(args[4])) then
+      result = 'claimed'
+    end
+  end
+  local woken, next_ms = pump(pool, keys[2])
+  return reply(pool, args[2], {result}, woken, next_ms)
+end
+
+-- deck_quota_withdraw: remove a waiting conversation from the queue.  ARGV cid, worker, token, 'over' if it ends (or none)
 -- returns {'withdrawn', next_ms, '', 0, woken …} {'fenced', next_ms, '', 0, woken …}: a later owner waits  {'unknown'}
 local function withdraw(keys, args)
   local pool = open(keys[1], store.now_ms(keys[2]))
@@ -525,6 +627,7 @@ local function withdraw(keys, args)
       if held.key then add(held.key, held.wanted, 1) end
     end
     forget(pool, cid)
+    if args[4] == 'over' then replicas.leave(pool, cid) end
   end
   local woken, next_ms = pump(pool, keys[2])
   return reply(pool, args[2], {has_later and 'fenced' or 'withdrawn'}, woken, next_ms)
@@ -536,7 +639,9 @@ local function pump_for(keys, args)
   for name, kind in pairs(KINDS) do store.is_there(keys[2], keys[1] .. ':' .. name, kind) end
   for name in string.gmatch(store.get(keys[1] .. ':limits', 'keys') or '', '%S+') do
     store.is_there(keys[2], keys[1] .. ':level:' .. name, 'hash')
-    store.is_there(keys[2], keys[1] .. ':warm:' .. name, 'zset')
+    for kind, type in pairs({warm = 'zset', prefixes = 'zset', sizes = 'hash'}) do
+      store.is_there(keys[2], keys[1] .. ':' .. kind .. ':' .. name, type)
+    end
   end
   local pool = open(keys[1], store.now_ms(keys[2]))
   if not pool then return {'unknown'} end
@@ -548,5 +653,6 @@ redis.register_function('deck_quota_publish', publish)
 redis.register_function('deck_quota_reserve', reserve)
 redis.register_function('deck_quota_settle', settle)
 redis.register_function('deck_quota_told', report_left)
+redis.register_function('deck_quota_told_engine', report_engine)
 redis.register_function('deck_quota_withdraw', withdraw)
 redis.register_function('deck_quota_pump', pump_for)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -58,15 +60,29 @@ class CallOutcome(StrEnum):
     LIMITED = "limited"
     """The provider refused it for its quota."""
     UNSENT = "unsent"
+    DOWN = "down"
+    """The replica cannot be reached: its other calls go elsewhere until it can."""
 
 
 class Governor:
     """The quotas of a store, for one worker."""
 
-    def __init__(self, store: Store, table: QuotaTable) -> None:
+    def __init__(
+        self,
+        store: Store,
+        table: QuotaTable,
+        wake: Callable[[Store, list[str]], Awaitable[object]] = wake_conversations,
+    ) -> None:
         self._store = store
         self._table = table
-        self._wake_timers: dict[str, _InterruptibleTimer] = {pool.name: _InterruptibleTimer() for pool in table.pools}
+        self._wake_timers: dict[str, _InterruptibleTimer] = defaultdict(_InterruptibleTimer)
+        self._wake = wake
+        self._changed = asyncio.Event()
+
+    @property
+    def table(self) -> QuotaTable:
+        """The quotas in force for this worker."""
+        return self._table
 
     @property
     def is_idle(self) -> bool:
@@ -76,6 +92,12 @@ class Governor:
     def find_pool(self, model: str, tenant: str) -> QuotaPool | None:
         """Return the pool of a tenant's calls of a model; None if they have no quota."""
         return self._table.find_pool(model, tenant)
+
+    async def use(self, table: QuotaTable) -> None:
+        """Put another table into force, for this worker and all others."""
+        self._table = table
+        self._changed.set()
+        await self.publish()
 
     async def publish(self) -> None:
         """Put this worker's table into force for all workers. Idempotent."""
@@ -94,6 +116,7 @@ class Governor:
         priority: Priority = Priority.BATCH,
         tenant: str = "",
         fence: str = "0",
+        prefix: str = "",
     ) -> CallGranted | CallQueued:
         """Reserve one call for a conversation. A conversation has at most one call in flight.
 
@@ -103,12 +126,14 @@ class Governor:
             worker_id: a member of the cluster. Its reservations are released if it dies.
             input_tokens, output_tokens: estimated usage of the call.
             fence: fencing token of the conversation's owner. A former owner is granted nothing.
+            prefix: hash of the conversation's first prompt. A new conversation prefers the replica that has it.
         """
         arguments: tuple[Argument, ...] = (
             *(conversation_id, worker_id, input_tokens, output_tokens),
             *(priority.rank, *self._table.tenants.find_share(tenant), fence),
+            *((prefix,) if prefix else ()),
         )
-        outcome, key, eta_ms = await self._call("deck_quota_reserve", pool, arguments)
+        outcome, key, eta_ms = await self._call_for_key("deck_quota_reserve", pool, arguments)
         return CallGranted(key) if outcome == "granted" else CallQueued(eta_ms / 1000)
 
     async def settle(
@@ -140,9 +165,34 @@ class Governor:
         reported = [part for item in left.items() for part in item]
         await self._call("deck_quota_told", pool, (key, worker_id, *reported))
 
-    async def withdraw(self, pool: QuotaPool, conversation_id: str, worker_id: str, *, fence: str = "0") -> None:
-        """Leave the queue. Idempotent; a later owner keeps its position."""
-        await self._call("deck_quota_withdraw", pool, (conversation_id, worker_id, fence))
+    async def withdraw(
+        self, pool: QuotaPool, conversation_id: str, worker_id: str, *, fence: str = "0", is_over: bool = False
+    ) -> None:
+        """Leave the queue. Idempotent; a later owner keeps its position.
+
+        Args:
+            is_over: the conversation has ended, so that its replica's cache has room for another one.
+        """
+        await self._call(
+            "deck_quota_withdraw", pool, (conversation_id, worker_id, fence, *(["over"] if is_over else []))
+        )
+
+    async def claim_report(self, pool: QuotaPool, key: str, worker_id: str, every_seconds: float) -> bool:
+        """Return whether this worker should ask a replica for its health now, and not another one."""
+        every_ms = round(every_seconds * 1000)
+        return await self._call("deck_quota_told_engine", pool, (key, worker_id, "claim", every_ms)) == "claimed"
+
+    async def report_engine(
+        self, pool: QuotaPool, key: str, worker_id: str, *, is_up: bool, cache_tokens: int | None, use: float | None
+    ) -> None:
+        """Record the health of a replica.
+
+        Args:
+            cache_tokens: what its prefix cache holds; None if it does not report that.
+            use: the part of its cache that replies in flight use; None if it does not report that.
+        """
+        reported = ["" if value is None else str(value) for value in (cache_tokens, use)]
+        await self._call("deck_quota_told_engine", pool, (key, worker_id, "up" if is_up else "down", *reported))
 
     async def wake_next(self, pool: QuotaPool, worker_id: str) -> None:
         """Wake the conversations whose turn it is."""
@@ -154,18 +204,28 @@ class Governor:
         One worker does it at the right moment; the others do it occasionally, in case that worker has died.
         """
         async with asyncio.TaskGroup() as group:
-            for pool in self._table.pools:
-                group.create_task(self._run_wakeups_of(pool, worker_id))
+            tasks: dict[str, asyncio.Task[None]] = {}
+            while True:
+                for pool in self._table.pools:
+                    if pool.name not in tasks or tasks[pool.name].done():
+                        tasks[pool.name] = group.create_task(self._run_wakeups_of(pool, worker_id))
+                self._changed.clear()
+                await self._changed.wait()
 
     async def _run_wakeups_of(self, pool: QuotaPool, worker_id: str) -> None:
-        while True:
+        while any(pool.name == other.name for other in self._table.pools):
             try:
                 await self.wake_next(pool, worker_id)
             except StoreRefused as error:
                 _log.error("cannot wake conversations waiting for quota %s: %s", pool.name, error)
             await self._wake_timers[pool.name].sleep()
 
-    async def _call(self, function: str, pool: QuotaPool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:
+    async def _call(self, function: str, pool: QuotaPool, arguments: tuple[Argument, ...]) -> str:
+        return (await self._call_for_key(function, pool, arguments))[0]
+
+    async def _call_for_key(
+        self, function: str, pool: QuotaPool, arguments: tuple[Argument, ...]
+    ) -> tuple[str, str, int]:
         for _ in range(MAX_ATTEMPTS):
             try:
                 reply: list[Any] = await self._store.call_function(function, self._keys(pool), *arguments)
@@ -183,7 +243,7 @@ class Governor:
         if next_ms >= 0:
             self._wake_timers[pool.name].end_after(next_ms / 1000)
         if woken:
-            await wake_conversations(self._store, [cid.decode(errors="backslashreplace") for cid in woken])
+            await self._wake(self._store, [cid.decode(errors="backslashreplace") for cid in woken])
         return outcome, key.decode(), eta_ms
 
     def _keys(self, pool: QuotaPool) -> tuple[str, str]:

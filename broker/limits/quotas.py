@@ -1,7 +1,7 @@
-"""The quota table: the limits of each provider, written by an operator in TOML.
+"""The quota table: the limits of each provider, and the replicas of each model, written by an operator in TOML.
 
 Holds: an invalid table is refused when it is read, with the place of the error. A model without an entry has no quota
-and adds no cost.
+and adds no cost. Addresses come from this file alone: the store has names of replicas only.
 Does not: hold API keys, only the names of their environment variables.
 """
 
@@ -11,10 +11,12 @@ import fnmatch
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from broker.contract import NAME_PATTERN
 from broker.limits.tenants import TenantRules, TenantTable
@@ -23,19 +25,35 @@ from broker.runtime import UsageError
 OWN_KEY = "own"
 """The name of an entry without `key_env`: the worker's default key."""
 
+REPLICA_PREFIX = "at_"
 _FLAT = re.compile(r"[^A-Za-z0-9_.-]+")
 
 MAX_TENANTS = 1_000
 Amount = Annotated[int, Field(ge=1)]
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaKey:
+    """How a call under a quota differs from the settings of its model.
+
+    Attributes:
+        env: the environment variable with the key; None for the configured key.
+        base_url: the address of the replica; None for the configured address.
+    """
+
+    env: str | None = None
+    base_url: str | None = None
+
+
 class Quota(BaseModel):
-    """The limits of one key of one model. None means no limit.
+    """The limits of one key of one model, or of one replica. None means no limit.
 
     Attributes:
         model: its name in conversations. `*` and `?` match; all models that match share one quota.
         tenants: the tenants whose calls it applies to; empty for all tenants without a quota of their own.
         key_env: the environment variable of controller workers that holds the key; None for their default key.
+        base_url: the address of a replica of the model, which the entry is for; None for the model's own address.
+        cache_tokens: how many tokens the replica's prefix cache holds; None for what the replica reports.
         tokens_per_minute: input and output together, for providers that count both.
         requests_per_day, tokens_per_day: from `day_starts_hour_utc` to the same hour of the next day.
         burst_seconds: how many seconds' worth may be used at once after a quiet time.
@@ -47,6 +65,8 @@ class Quota(BaseModel):
     model: str = Field(min_length=1)
     tenants: tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...] = Field(default=(), max_length=MAX_TENANTS)
     key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    base_url: str | None = None
+    cache_tokens: Amount | None = None
     requests_per_minute: Amount | None = None
     input_tokens_per_minute: Amount | None = None
     output_tokens_per_minute: Amount | None = None
@@ -58,10 +78,40 @@ class Quota(BaseModel):
     burst_seconds: float = Field(default=1.0, gt=0, le=60)
     cached_input_counts: bool = True
 
+    @field_validator("base_url")
+    @classmethod
+    def _is_plain_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            parts = urlsplit(value)
+            is_plain = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a bad port or bad brackets
+            is_plain = False
+        if not is_plain or "@" in parts.netloc or re.search(r"\s", value):
+            raise ValueError("it is not an address; write one such as http://host:8000/v1")  # its text may be a key
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _belongs_to_one_model(self) -> Self:
+        if self.base_url is not None and set(self.model) & set("*?["):
+            raise ValueError(f"a replica needs the exact name of its model, not {self.model!r}")
+        if self.cache_tokens is not None and self.base_url is None:
+            raise ValueError("cache_tokens is for replicas; write base_url, too")
+        return self
+
     @property
     def key(self) -> str:
-        """The name of its key."""
-        return self.key_env or OWN_KEY
+        """The name of its key, or of the replica."""
+        if self.base_url is None:
+            return self.key_env or OWN_KEY
+        return REPLICA_PREFIX + re.sub(r"[^A-Za-z0-9]+", "_", self.base_url.partition("://")[2])
+
+    @property
+    def call_key(self) -> QuotaKey | None:
+        """How its calls differ from the model's settings; None if they do not."""
+        found = QuotaKey(self.key_env, self.base_url)
+        return None if found == QuotaKey() else found
 
     @property
     def per_minute(self) -> Mapping[str, int | None]:
@@ -87,6 +137,8 @@ class Quota(BaseModel):
             "day_tokens": self.tokens_per_day,
             "day_start": self.day_starts_hour_utc * 3600,
             "burst": f"{self.burst_seconds:.6f}",
+            "replica": None if self.base_url is None else 1,
+            "cache": self.cache_tokens,
         }
         return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
@@ -117,9 +169,14 @@ class QuotaPool(BaseModel):
         """Return whether it applies to a call."""
         return (not self.tenants or tenant in self.tenants) and fnmatch.fnmatchcase(model, self.model)
 
-    def find_quota(self, key: str) -> Quota:
-        """Return the quota of one of its keys."""
-        return next(quota for quota in self.quotas if quota.key == key)
+    @property
+    def has_replicas(self) -> bool:
+        """Whether its keys are engines at several addresses."""
+        return any(quota.base_url is not None for quota in self.quotas)
+
+    def find_quota(self, key: str) -> Quota | None:
+        """Return the quota of one of its keys; None if it has no such key."""
+        return next((quota for quota in self.quotas if quota.key == key), None)
 
 
 class QuotaTable(BaseModel):
@@ -128,12 +185,14 @@ class QuotaTable(BaseModel):
     Attributes:
         pools: in the order of the file; the first one that matches a model applies.
         tenants: their weights, the same as in the table of DECKHANDS_TENANTS.
+        path: the file that it was read from; None for a table on one line.
     """
 
     model_config = ConfigDict(frozen=True)
 
     pools: tuple[QuotaPool, ...] = ()
     tenants: TenantTable = TenantTable()
+    path: Path | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -172,12 +231,23 @@ class QuotaTable(BaseModel):
         if setting.lstrip().startswith("["):
             return cls.parse(setting)
         try:
-            return cls.parse(Path(setting).expanduser().read_text(encoding="utf-8"))
+            path = Path(setting).expanduser()
+            return cls.parse(path.read_text(encoding="utf-8")).model_copy(update={"path": path})
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(
                 f"The quota table {setting!r} cannot be read: {error}.",
                 remedy="DECKHANDS_QUOTAS is the path of a TOML file, or the table itself.",
             ) from None
+
+    def read_again(self) -> Self:
+        """Return the table of the file as it is now, with the same tenants.
+
+        Raises:
+            UsageError: the file cannot be read, or the table is invalid.
+        """
+        if self.path is None:
+            return self
+        return self.load_setting(str(self.path)).model_copy(update={"tenants": self.tenants})
 
     def find_pool(self, model: str, tenant: str) -> QuotaPool | None:
         """Return the pool of a tenant's calls of a model; None if they have no quota."""
@@ -200,11 +270,15 @@ class _QuotaFile(BaseModel):
     @classmethod
     def _keys_are_named_once(cls, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
         named: set[tuple[str, tuple[str, ...], str]] = set()
+        kinds: dict[tuple[str, tuple[str, ...]], bool] = {}
         for_all: set[str] = set()
         for quota in quotas:
             one = quota.model, tuple(sorted(quota.tenants)), quota.key
             if one in named:
-                raise ValueError(f"{quota.model!r} has two entries for {quota.key_env or 'its usual key'}")
+                what = quota.base_url or quota.key_env or "its usual key"
+                raise ValueError(f"{quota.model!r} has two entries for {what}")
+            if kinds.setdefault(one[:2], quota.base_url is not None) != (quota.base_url is not None):
+                raise ValueError(f"every entry of {quota.model!r} needs a base_url, or none of them")
             if quota.tenants and quota.model in for_all:
                 raise ValueError(
                     f"the entry of {quota.model!r} for {', '.join(quota.tenants)} never applies, because one for all "

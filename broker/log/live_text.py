@@ -37,7 +37,8 @@ class LivePiece:
     Attributes:
         call: the call and its step: `<iteration>.<attempt>`, both from 1, then `.<n>` for the n-th fallback. A later
             call replaces all earlier ones.
-        kind: `text`, `thinking` or `call`; `superseded` if the call has failed and another model is asked.
+        kind: `text`, `thinking` or `call`; `superseded` if the call has failed and another model is asked. `progress`:
+            a report of a running action, which `call` names; it is no part of a reply.
         text: the added text.
         at: number of characters of all kinds that the call has shown before. A reader with fewer has lost pieces. A
             repeated call restarts at 0. None if written by an older worker.

@@ -52,6 +52,7 @@ from broker.store.routing import (
     find_command_slot,
     find_slot,
     is_cluster_url,
+    parse_node,
 )
 from broker.store.sentinel import Host
 
@@ -175,7 +176,7 @@ class ClusterConnection:
         """
         asked = await self._find_node(HOME_SLOT)
         (reply,) = await self._exchange(asked, [("CLUSTER", "SLOTS")])
-        replicas = sorted({_parse_node(each, asked) for _, _, _, *others in check_reply(reply) for each in others})
+        replicas = sorted({parse_node(each, asked) for _, _, _, *others in check_reply(reply) for each in others})
         if not replicas:
             raise StoreMisconfigured("no primary of the cluster has a replica", remedy="Add replicas.")
         chosen = replicas[int(share * len(replicas))]
@@ -317,6 +318,7 @@ class _Topology:
         self._endpoints: dict[Host, Endpoint] = {}
         self._slots: list[Host | None] = [None] * SLOTS
         self._replicas: tuple[Host, ...] = ()
+        self._ids: dict[Host, bytes] = {}
         self._reading: asyncio.Task[None] | None = None
         self._read_at = -PAUSE_SECONDS
         self._turn = 0
@@ -341,6 +343,7 @@ class _Topology:
             endpoint = Endpoint(self._url, node)
             # A node that is new may lack the users or the password of the others for a while.
             endpoint.has_served = any(other.has_served for other in self._endpoints.values())
+            endpoint.node_id = self._ids.get(node)
             self._endpoints[node] = endpoint
             self._choose_acked_keys()
         return self._endpoints[node]
@@ -423,19 +426,18 @@ class _Topology:
         slots: list[Host | None] = [None] * SLOTS
         primaries: dict[Host, None] = {}
         replicas: dict[Host, None] = {}
-        counts: dict[Host, int] = {}
         for first, last, primary, *others in ranges:
-            node = _parse_node(primary, asked)
+            node = parse_node(primary, asked)
             primaries[node] = None
-            counts[node] = len(others)  # those that have not failed
-            replicas |= dict.fromkeys(_parse_node(other, asked) for other in others)
+            self._ids[node] = primary[2]
+            replicas |= dict.fromkeys(parse_node(other, asked) for other in others)
             slots[first : last + 1] = [node] * (last + 1 - first)
         if not primaries:
             raise StoreUnavailable(f"The node {asked[0]}:{asked[1]} knows no slots yet.")
         left = set(self.primaries) - set(primaries)
         self._slots, self.primaries, self._replicas = slots, tuple(primaries), tuple(replicas)
         for node, endpoint in self._endpoints.items():
-            endpoint.replicas = max(1, counts.get(node, 1))
+            endpoint.node_id = self._ids.get(node)
         self._choose_acked_keys()
         if left:
             error = ConnectionResetError("it is no longer a primary of the store's cluster")
@@ -484,8 +486,3 @@ def _parse_place(place: str, source: Host) -> Host:
     """Return the node that a redirection names; without a host, the host is that of the answering node."""
     host, _, port = place.rpartition(":")
     return host.strip("[]") or source[0], int(port)
-
-
-def _parse_node(node: list[Any], asked: Host) -> Host:
-    host = (node[0] or b"").decode()
-    return (asked[0] if host in ("", "?") else host), int(node[1])

@@ -5,9 +5,11 @@ the claims of its actions; the functions that write them end their reply with it
 
 Holds: a confirmation asks the server that has replied, after it has replied. A primary that was replaced meanwhile, and
 a stale one without its replicas, confirm nothing: the caller does not know the outcome, and repeats its call. With
-Sentinels, every replica that they may promote has to confirm: a live primary that is being replaced may still be
-connected to another replica. While a replica is away, the confirmation may come from a replica other than the promoted
-one, so a majority of the Sentinels is asked whether this primary stays.
+Sentinels and in a cluster, every replica that may be promoted has to confirm: a primary that is replaced while it lives
+can still have another one. While a replica is away, a confirmation may come from one that has just returned, and not
+from the one that is being promoted; so a majority of the Sentinels is asked whether this primary stays. A node of a
+cluster is asked with each confirmation which replicas it has: one that has joined or returned may be promoted, and one
+that a majority of the primaries takes for failed may not.
 Keys: `deck:acked`, or `deck:{k}:acked` for a node of a cluster, written before each confirmation. A server confirms
 only what the asking connection has written; all earlier writes, of any connection, come before this one in its stream.
 """
@@ -73,6 +75,8 @@ class Confirmations:
         count_connected: asks how many of these can be promoted now, after fewer have confirmed.
         check_primary: raises `StoreError` if a replica that has not confirmed may have been promoted.
         find_key: returns the key to write before a confirmation.
+        view: asks a server for the replicas that have to confirm; None if others than the server know them.
+        read_view: takes the reply to `view`, for `count_replicas`; raises `StoreError` if the server is no primary.
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class Confirmations:
         *,
         check_primary: Callable[[], Awaitable[None]],
         find_key: Callable[[], str],
+        view: Sequence[str] | None = None,
+        read_view: Callable[[Any], None],
     ) -> None:
         self._acks = acks
         self._send = send
@@ -91,6 +97,8 @@ class Confirmations:
         self._count_connected = count_connected
         self._check_primary = check_primary
         self._find_key = find_key
+        self._views = [] if view is None or acks == "disk" else [view]
+        self._read_view = read_view
         self._running: asyncio.Task[int] | None = None
         self._next: asyncio.Task[int] | None = None
 
@@ -149,8 +157,11 @@ class Confirmations:
         while True:
             needed = 1 if self._acks == "disk" else self._count_replicas()
             asks = ("WAITAOF", 1, 0, timeout_ms) if self._acks == "disk" else ("WAIT", needed, timeout_ms)
-            (_, confirmed), epoch = await self._send([("SET", self._find_key(), 1), asks])
+            (_, confirmed, *views), epoch = await self._send([("SET", self._find_key(), 1), asks, *self._views])
             count = confirmed[0] if self._acks == "disk" else confirmed
+            for view in views:  # after the confirmation: a replica that has joined meanwhile counts
+                self._read_view(view)
+                needed = self._count_replicas()
             if count >= needed or loop.time() + ASK_SECONDS / 2 > deadline:
                 return count, needed, epoch
 

@@ -39,7 +39,7 @@ from broker.runtime import (
     read_tls,
 )
 from broker.store.confirmation import ACKED_KEY, READING, Confirmations, find_demand
-from broker.store.routing import CLUSTER_REMEDY, ClusterUrl, is_cluster_url
+from broker.store.routing import CLUSTER_REMEDY, ClusterUrl, find_replicas, is_cluster_url
 from broker.store.sentinel import REMEDY as SENTINEL_REMEDY
 from broker.store.sentinel import (
     Host,
@@ -166,6 +166,8 @@ class MultiplexedConnection:
                     connection.count_connected_replicas,
                     check_primary=connection.check_primary,
                     find_key=lambda: self._endpoint.acked_key,
+                    view=self._endpoint.view,
+                    read_view=self._endpoint.read_view,
                 )
                 self._confirming[acks] = (confirmations, connection)
             await self._confirming[acks][0].confirm(epoch)
@@ -421,9 +423,10 @@ class Endpoint:
         epoch: increases when the server turns out not to be a primary, or the name leads to another server. Connections
             of an earlier epoch are replaced, because the earlier server may keep answering from stale data.
         has_served: whether a login has succeeded. A later refusal is then treated as temporary.
-        replicas: how many replicas must confirm a write: all that Sentinels may promote; one without Sentinels.
-        acked_key: the key written before each confirmation; the node of a cluster must serve it.
+        replicas: how many replicas have to confirm a write: each that a Sentinel or a cluster may promote; else one.
+        acked_key: the key written before each confirmation; in a cluster, one that the node serves.
         is_node: whether it is a node of a cluster.
+        node_id: the id of the node, if another one has named it.
 
     Args:
         node: for the URL of a cluster, the node to connect to.
@@ -433,6 +436,7 @@ class Endpoint:
         self.url = url
         self.acked_key = ACKED_KEY
         self.is_node = node is not None
+        self.node_id: bytes | None = None
         self._node = node
         self.epoch = 0
         self.has_served = False
@@ -499,6 +503,19 @@ class Endpoint:
         found = await find_primary(address.sentinels, address.ssl_context, turn=self._turn)
         self._count_replicas(found)
         return found
+
+    @property
+    def view(self) -> Sequence[str] | None:
+        """See `Confirmations`."""
+        return ("CLUSTER", "SLOTS") if self.is_node else None
+
+    def read_view(self, ranges: Sequence[Any]) -> None:
+        """See `Confirmations`."""
+        assert self._node is not None
+        replicas = find_replicas(ranges, self.node_id, self._node)
+        if replicas is None:
+            raise StoreUnavailable("The node of the store's cluster is not the primary of any slot now.")
+        self.replicas = max(1, replicas)
 
     async def check_primary(self, place: tuple[str, int]) -> None:
         """See `MultiplexedConnection.check_primary`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from broker.store.sentinel import Host, parse_hosts
@@ -96,3 +96,22 @@ def find_command_slot(command: Sequence[bytes | str | int | float]) -> int | Non
         at = 2
     key = command[at]
     return find_slot(key if isinstance(key, (bytes, str)) else str(key))
+
+
+def parse_node(node: Sequence[Any], asked: Host) -> Host:
+    """Return a node of a reply to CLUSTER SLOTS; without a host, it is that of the node that has answered."""
+    host = (node[0] or b"").decode()
+    return (asked[0] if host in ("", "?") else host), int(node[1])
+
+
+def find_replicas(ranges: Sequence[Sequence[Any]], node_id: bytes | None, place: Host) -> int | None:
+    """Return how many replicas a primary has that have not failed; None if it serves no slot.
+
+    Args:
+        ranges: its own reply to CLUSTER SLOTS.
+        node_id: its id, if that is known; it may know itself by another address than others.
+    """
+    for _, _, node, *others in ranges:
+        if node[2] == node_id or parse_node(node, place) == place:
+            return len(others)
+    return None

@@ -68,7 +68,7 @@ class MemoryServer:
         self._blocked[future] = read
         future.add_done_callback(lambda _: self._blocked.pop(future, None))
         if read.block_ms:
-            timer = loop.call_later(read.block_ms / 1000, _set_result, future, None)
+            timer = loop.call_later(read.block_ms / 1000, end_read, future)
             future.add_done_callback(lambda _: timer.cancel())
         return future
 
@@ -99,12 +99,12 @@ class MemoryServer:
 
     def _perform_in_function(self, command: Arguments) -> Any:
         name = command[0]
-        if name in _SEVERAL_KEYS:
+        if name not in _SPECIAL:
+            self._keys_in_function.add(command[1])
+        elif name in _SEVERAL_KEYS:
             self._keys_in_function.update(command[1:])
         elif name in _SUBCOMMANDS:
             self._keys_in_function.add(command[2])
-        elif name not in _KEYLESS:
-            self._keys_in_function.add(command[1])
         return self._perform(command)
 
     def _administer_functions(self, args: Arguments) -> Any:
@@ -136,11 +136,27 @@ class MemoryServer:
 _SEVERAL_KEYS = (b"RENAME", b"DEL", b"UNLINK", b"EXISTS")
 _SUBCOMMANDS = (b"XGROUP", b"XINFO")
 _KEYLESS = (b"TIME", b"INFO")
+_SPECIAL = frozenset((*_SEVERAL_KEYS, *_SUBCOMMANDS, *_KEYLESS))
 
 
 @lru_cache(maxsize=65_536)
 def _slot_of(key: bytes) -> int:
     return find_slot(key)
+
+
+@lru_cache(maxsize=4)
+def _compile(source: bytes) -> bytes:
+    """Return the compiled source: simulations load it again and again."""
+    import lupa.lua51
+
+    lua = lupa.lua51.LuaRuntime(encoding=None, register_eval=False)
+    body = b"\n" + source.partition(b"\n")[2]  # the empty line preserves the line numbers of errors
+    compiled: bytes = lua.eval(b"function(body) return string.dump(assert(loadstring(body))) end")(body)
+    return compiled
+
+
+_SAME_IN_LUA = (bytes, int)
+"""Replies that Lua gets as they are."""
 
 
 class LuaLibrary:
@@ -160,16 +176,17 @@ class LuaLibrary:
         """
         import lupa.lua51
 
-        shebang, _, body = source.partition(b"\n")
+        shebang = source.partition(b"\n")[0]
         self.name = shebang.partition(b"name=")[2].strip()
         self.functions: dict[bytes, Any] = {}
         self._call = call
         self._lua = lupa.lua51.LuaRuntime(encoding=None, register_eval=False)
         redis = {b"call": self._redis_call, b"pcall": self._redis_pcall, b"sha1hex": _hash_text}
         redis[b"register_function"] = self.functions.__setitem__
+        self._table = self._lua.table_from
         self._lua.globals()[b"redis"] = self._lua.table_from(redis)
         self._lua.globals()[b"cmsgpack"] = self._lua.table_from({b"unpack": self._unpack})
-        self._lua.execute(b"\n" + body)  # the empty line preserves the line numbers of errors
+        self._lua.globals()[b"loadstring"](_compile(source))()
 
     def run(self, name: bytes, keys: Arguments, arguments: Arguments) -> Any:
         """Call a function and return its reply.
@@ -183,7 +200,8 @@ class LuaLibrary:
         return self._to_reply(function(self._lua.table_from(keys), self._lua.table_from(arguments)))
 
     def _redis_call(self, *command: Any) -> Any:
-        return self._to_lua(self._call([part if type(part) is bytes else _to_argument(part) for part in command]))
+        reply = self._call([part if type(part) is bytes else _to_argument(part) for part in command])
+        return reply if type(reply) in _SAME_IN_LUA else self._to_lua(reply)
 
     def _redis_pcall(self, *command: Any) -> Any:
         try:
@@ -198,7 +216,7 @@ class LuaLibrary:
         if reply is None:
             return False
         if type(reply) is list:
-            return self._lua.table_from([item if type(item) is bytes else self._to_lua(item) for item in reply])
+            return self._table([item if type(item) in _SAME_IN_LUA else self._to_lua(item) for item in reply])
         if type(reply) is StatusReply:
             return self._lua.table_from({b"ok": bytes(reply)})
         return reply
@@ -275,9 +293,10 @@ def _hash_text(text: bytes) -> bytes:
     return sha1(text, usedforsecurity=False).hexdigest().encode()
 
 
-def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+def end_read(future: asyncio.Future[Any]) -> None:
+    """Answer a blocked read whose time is over."""
     if not future.done():
-        future.set_result(result)
+        future.set_result(None)
 
 
 def _to_argument(value: Any) -> bytes:

@@ -4,11 +4,12 @@ from .custom_tools import ToolRunner as ToolRunner, as_custom_tool as as_custom_
 from .custom_tools import import_tool as import_tool, make_idempotency_key as make_idempotency_key
 from .custom_tools import refuse_while_importing as refuse_while_importing
 from .mcp_config import KEY_FIELD as KEY_FIELD, McpServerSpec as McpServerSpec, OAuthSpec as OAuthSpec
-from .mcp_config import read_servers as read_servers
+from .mcp_config import AllowedServers as AllowedServers, is_allowed_address as is_allowed_address
+from .mcp_config import read_allowed as read_allowed, read_servers as read_servers
 from .mcp_login import LoginNeeded as LoginNeeded, McpTokens as McpTokens, is_allowed as is_allowed
 from .mcp_login import make_auth as make_auth, make_login_needed as make_login_needed, require_login as require_login
 from .output_schema import check_output_schema as check_output_schema, find_violations as find_violations
 from .plugins import entry_points as entry_points
 from .tool_offers import SANDBOX as SANDBOX, ReportedFailure as ReportedFailure, ToolFailure as ToolFailure
 from .tool_offers import ToolFailures as ToolFailures
-from .tool_offers import ToolOffers as ToolOffers
+from .tool_offers import ToolOffers as ToolOffers, check_limits as check_limits, to_one_line as to_one_line

@@ -92,6 +92,7 @@ class CustomTool:
         action: the model that validates the arguments; None to pass them on unchanged, as a dict.
         run: executes a call. A function that is not asynchronous runs in its own thread.
         check: for a `checkable` tool: reports the outcome of a call whose worker died.
+        drop: ends what a call has left elsewhere, when the question of its server is dropped.
         timeout_seconds: after this time, a call returns an error. A thread cannot be stopped: it must check
             `ToolContext.is_cancelled`.
     """
@@ -101,6 +102,7 @@ class CustomTool:
     run: ToolRunner
     check: ToolRunner | None = None
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    drop: Callable[[ToolContext], Awaitable[None]] | None = None
 
     def parse_arguments(self, given: dict[str, Any]) -> Any:
         """Return the arguments in the form that the tool accepts.

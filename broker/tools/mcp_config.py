@@ -2,7 +2,8 @@
 
     {"mcpServers": {
         "issues": {"url": "https://mcp.example.com/mcp", "headers": {"Authorization": "Bearer ${ISSUES_TOKEN}"}},
-        "time": {"command": "mcp-server-time", "args": ["--local-timezone", "UTC"]}}}
+        "time": {"command": "mcp-server-time", "args": ["--local-timezone", "UTC"]}},
+     "allow": {"tasks": ["*.example.com"], "skill_servers": ["time"]}}
 
 Holds: a server gets only the secrets that its own entry names, and no error text contains a secret.
 """
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from broker.contract import parse_host_rules
+from broker.contract import parse_authority, parse_host_rules
 from broker.runtime import VARIABLE, UsageError
 
 KEY_FIELD = "deckhands/idempotencyKey"
@@ -104,6 +106,52 @@ class McpServerSpec(BaseModel):
             raise ValueError("allow is for a command without network")
         parse_host_rules(self.allow)
         return self
+
+
+class AllowedServers(BaseModel):
+    """The servers that tasks and skills may use for their own conversation: `allow` in the file.
+
+    Attributes:
+        tasks: hosts, as in `broker.contract.allowed_hosts`; a task may name any server there.
+        skills: hosts; a skill of a workspace may name any server there.
+        skill_servers: servers of this file that a skill may ask for, by their names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks: tuple[str, ...] = ()
+    skills: tuple[str, ...] = ()
+    skill_servers: tuple[str, ...] = ()
+
+    @field_validator("tasks", "skills")
+    @classmethod
+    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        parse_host_rules(hosts)
+        return hosts
+
+
+def is_allowed_address(url: str, hosts: Sequence[str]) -> bool:
+    """Return whether a rule allows the host and the port of an address. Without a port, it is that of the scheme."""
+    try:
+        parts = urlsplit(url)
+        host, port = parse_authority(parts.netloc, {"https": 443, "http": 80}[parts.scheme])
+    except (ValueError, KeyError):
+        return False
+    return any(rule.allows(host, port) for rule in parse_host_rules(hosts))
+
+
+def read_allowed(path: Path) -> AllowedServers:
+    """Read `allow` of the file.
+
+    Raises:
+        UsageError: It cannot be used; the text names the entry.
+    """
+    try:
+        return AllowedServers.model_validate(json.loads(path.read_text(encoding="utf-8")).get("allow", {}))
+    except (OSError, ValueError, AttributeError) as error:
+        first = error.errors(include_input=False)[0] if isinstance(error, ValidationError) else None
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is not an object"
+        raise UsageError(f"`allow` in {path} cannot be used: {why}.", remedy="Change it.") from None
 
 
 def read_servers(path: Path, environment: Mapping[str, str]) -> tuple[McpServerSpec, ...]:

@@ -229,7 +229,7 @@ class ToolOffers:
             offers = await self.load_all()
             missing = [pattern for pattern in wanted if not any(fnmatchcase(key, pattern) for key in offers)]
             if not missing:
-                return _check_limits(
+                return check_limits(
                     offer for pattern in wanted for key, offer in offers.items() if fnmatchcase(key, pattern)
                 )
             is_over = loop.time() >= deadline
@@ -265,7 +265,12 @@ def _missing_tool_error(
     return UsageError(" ".join(what), remedy=" ".join([*remedies, f"Offered: {', '.join(offers) or 'none'}."]))
 
 
-def _check_limits(chosen: Iterable[ToolOffer]) -> tuple[ToolOffer, ...]:
+def check_limits(chosen: Iterable[ToolOffer]) -> tuple[ToolOffer, ...]:
+    """Return the tools that a conversation shall have, each once.
+
+    Raises:
+        UsageError: there are too many, or they have too many characters together.
+    """
     by_key = {offer.key: offer for offer in chosen}
     if len(by_key) > MAX_CHOSEN:
         raise UsageError(f"{len(by_key)} tools are chosen; the limit is {MAX_CHOSEN}.", remedy="Choose fewer.")

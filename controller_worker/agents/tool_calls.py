@@ -85,14 +85,14 @@ def make_offered_tool(offer: ToolOffer, name: str) -> ToolSpec:
 
 def _make_tool_action(offer: ToolOffer, name: str, arguments: Mapping[str, Any]) -> Action:
     # The tool itself reports arguments that do not fit its schema, in its author's words.
-    action_class = MCPAction if offer.runner == "mcp" else ToolCallAction
-    return action_class(
-        name=name,
-        arguments=dict(arguments),
-        tool=offer.key,
-        fingerprint=offer.fingerprint,
-        pool=offer.pool,
-    )
+    fields: dict[str, Any] = {
+        "name": name,
+        "arguments": dict(arguments),
+        "tool": offer.key,
+        "fingerprint": offer.fingerprint,
+        "pool": offer.pool,
+    }
+    return MCPAction(**fields, server=offer.server) if offer.runner == "mcp" else ToolCallAction(**fields)
 
 
 def _parse_action(call: ModelToolCall, position: int, tools: Mapping[str, ToolSpec]) -> Action:

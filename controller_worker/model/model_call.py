@@ -39,13 +39,18 @@ from controller_worker.providers import (
     Completion,
     Delta,
     HookVeto,
+    InternalServerError,
     LLMConfig,
     ModelError,
     ModelRequest,
     RateLimitError,
+    ServiceUnavailableError,
     TokensMissingError,
     compute_next_wait_seconds,
 )
+
+MAX_REPLICAS_TRIED = 8
+"""The most keys or replicas of a model that one attempt tries."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +76,7 @@ async def ask_model(
         The reply; or the failure and the time of the next attempt; or a deferral if the call was added to a batch.
     """
     try:
-        async with models.use_client(spec, key_env=permit.key_env) as (llm, config):
+        async with models.use_client(spec, key=permit.key) as (llm, config):
             if admit is not None:
                 await admit(config.model)
             try:
@@ -134,14 +139,22 @@ class _Alternative:
 
 
 def _list_alternatives(spec: LLMSpec, config: LLMConfig, permit: CallPermit) -> list[_Alternative]:
-    """Return the alternatives in order: the same model with its other keys, then the fallbacks."""
-    further_keys = permit.key_count(config) - 1
-    others = [_Alternative(_is_rate_limit, spec)] * further_keys
+    """Return the alternatives in order: the same model with its other keys or replicas, then the fallbacks."""
+    pool = permit.find_pool(config)
+    others: list[_Alternative] = []
+    if pool is not None:
+        is_for = _is_for_replicas if pool.has_replicas else _is_rate_limit
+        others = [_Alternative(is_for, spec)] * (min(len(pool.quotas), MAX_REPLICAS_TRIED) - 1)
     return others + [_Alternative(each.is_for, spec, each.use) for each in config.fallbacks]
 
 
 def _is_rate_limit(code: str) -> bool:
     return code == RateLimitError.code
+
+
+def _is_for_replicas(code: str) -> bool:
+    """Return whether another replica may take the call: this one is full, or does not answer."""
+    return code in (RateLimitError.code, ServiceUnavailableError.code, InternalServerError.code)
 
 
 async def _ask_alternatives(
@@ -176,7 +189,7 @@ async def _ask_alternatives(
                 await admit(config.model)
             if config is not None and not await permit.try_alternative(config, request):
                 continue
-            async with models.use_client(other, key_env=permit.key_env) as (llm, config):
+            async with models.use_client(other, key=permit.key) as (llm, config):
                 _discard_streamed(request)
                 return await _complete(llm, config, request, permit)
         except ModelError as error:

@@ -18,7 +18,7 @@ from functools import partial
 from pydantic import SecretStr
 
 from broker.contract import LLMSpec, ModelTable
-from broker.limits import QuotaTable
+from broker.limits import QuotaKey, QuotaTable
 from broker.runtime import Clock, UsageError
 from controller_worker.memory import MAX_MESSAGE_CHARS
 from controller_worker.model.registry import accepts_images, create_llm
@@ -103,7 +103,7 @@ class Models:
         self._loaded: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
         self._chosen: dict[tuple[LLMSpec, str], LLMSpec] = {}
-        self._clients: dict[tuple[LLMSpec, str | None], _Client] = {}  # least recently used first
+        self._clients: dict[tuple[LLMSpec, QuotaKey | None], _Client] = {}  # least recently used first
         self._closing: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
@@ -142,16 +142,16 @@ class Models:
             return found
 
     @contextlib.asynccontextmanager
-    async def use_client(self, spec: LLMSpec, *, key_env: str | None = None) -> AsyncIterator[tuple[LLM, LLMConfig]]:
+    async def use_client(self, spec: LLMSpec, *, key: QuotaKey | None = None) -> AsyncIterator[tuple[LLM, LLMConfig]]:
         """Yield the client and the settings of a specification. The client stays open inside the block.
 
         Args:
-            key_env: the environment variable with the key to use; None for the configured key.
+            key: another key or address than the configured ones.
 
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
-        client = self._client(spec, key_env)
+        client = self._client(spec, key)
         async with self._hold(client) as found:
             client.kept_until = 0.0
             yield found
@@ -165,15 +165,15 @@ class Models:
             client.users -= 1
             self._close_idle_clients()
 
-    def _client(self, spec: LLMSpec, key_env: str | None) -> _Client:
-        client = self._clients.pop((spec, key_env), None)
+    def _client(self, spec: LLMSpec, key: QuotaKey | None) -> _Client:
+        client = self._clients.pop((spec, key), None)
         if client is None or (client.made.done() and not client.is_ready):
             # The first client imports its provider's library, which takes longer than a heartbeat may be late.
             what = f"The client of the model {ascii(spec.model or 'by default')[:100]}"
-            making = self._threads.run(self._create, spec, key_env, what=what, limit_seconds=CREATION_SECONDS)
+            making = self._threads.run(self._create, spec, key, what=what, limit_seconds=CREATION_SECONDS)
             client = _Client(asyncio.create_task(making))
             client.made.add_done_callback(partial(self._keep_until_used, client))
-        self._clients[spec, key_env] = client
+        self._clients[spec, key] = client
         return client
 
     def _keep_until_used(self, client: _Client, _: object) -> None:
@@ -314,18 +314,21 @@ class Models:
             self._loaded = Profiles.from_env(self._env, is_open=self._is_open)
         return self._loaded
 
-    def _create(self, spec: LLMSpec, key_env: str | None) -> tuple[LLM, LLMConfig]:
+    def _create(self, spec: LLMSpec, key: QuotaKey | None) -> tuple[LLM, LLMConfig]:
         config = self._config(spec)
-        if key_env is not None:
-            key = self._env.get(key_env, "")
-            if not key:
-                raise LLMConfigError(f"The quota table names the key {key_env}, which is not set.")
-            self._check_key(key_env, config)
-            config = config.model_copy(update={"api_key": SecretStr(key)})
+        if key is not None:
+            self._check_key(key, config)
+        if key is not None and key.env is not None:
+            value = self._env.get(key.env, "")
+            if not value:
+                raise LLMConfigError(f"The quota table names the key {key.env}, which is not set.")
+            config = config.model_copy(update={"api_key": SecretStr(value)})
+        if key is not None and key.base_url is not None:
+            config = config.model_copy(update={"base_url": key.base_url})
         return self._create_with_choices(config), config
 
-    def _check_key(self, key_env: str, config: LLMConfig) -> None:
-        """Reject a key of the quota table that would be sent to two addresses.
+    def _check_key(self, key: QuotaKey, config: LLMConfig) -> None:
+        """Reject a key that would be sent to two addresses, and a replica that would get the keys of two.
 
         Raises:
             LLMConfigError: the entries of its model have different addresses.
@@ -334,11 +337,12 @@ class Models:
         for name in ("", *self._profiles.names):
             with contextlib.suppress(UsageError):  # an unusable entry gets no key
                 other = self._profiles.load_config(name)
-                if self._quotas.has_key(other.model, key_env):
+                if other.model == config.model if key.base_url else self._quotas.has_key(other.model, key.env or ""):
                     addresses.add(find_address(other))
         if len(addresses) > 1:
+            what = f"replica {key.base_url}" if key.base_url else f"key {key.env}"
             raise LLMConfigError(
-                f"The quota table gives the key {key_env} to models at different addresses.",
+                f"The quota table gives the {what} to models at different addresses.",
                 remedy="Name the models so that each of its quotas matches those of one address.",
             )
 

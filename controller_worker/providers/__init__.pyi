@@ -12,6 +12,7 @@ from .errors import MalformedReplyError as MalformedReplyError, ModelError as Mo
 from .errors import ModelTimeoutError as ModelTimeoutError, NoResponseError as NoResponseError
 from .errors import NotFoundError as NotFoundError, OutOfCreditsError as OutOfCreditsError
 from .errors import RateLimitError as RateLimitError, ServiceUnavailableError as ServiceUnavailableError
+from .errors import UnreachableError as UnreachableError
 from .errors import TokensMissingError as TokensMissingError
 from .limited_threads import LimitedThreads as LimitedThreads
 from .litellm_backend import LitellmLLM as LitellmLLM

@@ -7,6 +7,7 @@
     ├── ContentPolicyError           content_policy       refused by the provider's policy
     ├── OutOfCreditsError            out_of_credits       nothing left to spend
     ├── ServiceUnavailableError      service_unavailable  overloaded, unreachable, restarting      [retryable]
+    │   └── UnreachableError         service_unavailable  no connection                            [retryable]
     ├── InternalServerError          internal             the provider failed                      [retryable]
     ├── ModelTimeoutError            timeout              too slow to connect, to answer or to end [retryable]
     ├── BadRequestError              bad_request          the request is invalid
@@ -96,6 +97,10 @@ class ServiceUnavailableError(ModelError):
     code = "service_unavailable"
     retryable = True
     status = "STATUS$ERROR_LLM_SERVICE_UNAVAILABLE"
+
+
+class UnreachableError(ServiceUnavailableError):
+    """The provider's address has no server that answers, or the connection broke."""
 
 
 class InternalServerError(ModelError):

@@ -6,12 +6,15 @@ it.
 
 from __future__ import annotations
 
+import json
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 
+from broker.contract import McpAddress
 from deckhands.client import TaskSpec
 
 WRITTEN = frozenset(
@@ -48,6 +51,11 @@ def option_of(name: str) -> Callable[[F], F]:
         return click.option(flag, type=click.Choice(get_args(kind)), default=field.default, help=text)
     if kind in SCALARS:
         return click.option(flag, type=SCALARS[kind], default=field.default, help=text)
+    if get_origin(kind) is dict and get_args(kind)[1] is McpAddress:
+        takes = "NAME, NAME=URL, or a file of servers in the usual format. May be repeated."
+        return click.option(
+            flag, multiple=True, metavar="NAME[=URL]|FILE", callback=_parse_servers, help=f"{text} {takes}"
+        )
     raise TypeError(f"The field {name} needs an option that is written by hand, and its name in WRITTEN.")
 
 
@@ -57,6 +65,24 @@ def add_generated_options(command: F) -> F:
         if name not in WRITTEN | WITHOUT:
             command = option_of(name)(command)
     return command
+
+
+def _parse_servers(context: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
+    servers: dict[str, Any] = {}
+    for text in given:
+        name, mark, url = text.partition("=")
+        if mark or not text.endswith(".json"):
+            servers[name] = {"url": url} if mark else {}
+            continue
+        try:
+            servers |= json.loads(Path(text).read_text(encoding="utf-8"))["mcpServers"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise click.BadParameter(
+                f'{text} is not a file of MCP servers, {{"mcpServers": {{…}}}}: {type(error).__name__}.',
+                context,
+                option,
+            ) from error
+    return servers
 
 
 def _plain(annotation: Any) -> Any:

@@ -102,6 +102,10 @@ class ScreenPrinter(EventPrinter):
             self._end_line()
             self._area.above([self._renderer.style(f"[{piece.call}: the call failed; another model is asked]", "dim")])
             return
+        if piece.kind == "progress":  # of a call, which has no unfinished lines
+            self._end_line()
+            self._area.above([self._renderer.style(f"  {clean_line(piece.text, limit=1_000)}", "dim")])
+            return
         if piece.call != self._call or piece.kind != self._kind:
             self._end_line()
             mark = ""

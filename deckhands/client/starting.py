@@ -132,6 +132,7 @@ async def start_conversation(
             "expires": timing.latest_start(now),
             "traceparent": span.traceparent,
             "rollout": spec.rollout or None,
+            "mcp_servers": {name: server for name, server in spec.mcp_servers.items() if server.url} or None,
             "pinned_version": read_version() if spec.pinned_version == CURRENT else spec.pinned_version,
         }
         created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})
@@ -170,9 +171,10 @@ async def find_runnable_agent(
     await require_agent(store, agent)
     await require_models(store, find_model_names(agent), spec.tenant, recent=recent)
     await require_served(store, spec.workspace_spec())
-    if not spec.tools:
+    named = [f"{name}/{tool}" for name, server in spec.mcp_servers.items() if not server.url for tool in server.tools]
+    if not (spec.tools or named):
         return agent
-    offers = await ToolOffers(store).choose(spec.tools, limit_seconds=offers_limit_seconds)
+    offers = await ToolOffers(store).choose((*spec.tools, *named), limit_seconds=offers_limit_seconds)
     return agent.model_copy(update={"tools": (*agent.tools, *offers)})
 
 

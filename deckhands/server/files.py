@@ -45,11 +45,12 @@ FOUND: dict[int | str, dict[str, Any]] = {
 
 
 async def parse_path(path: str) -> str:
-    """Return the path of a file, relative to the workspace.
+    """Return the path of a file, relative to the workspace. An empty one names the workspace: URLs cannot end in `.`.
 
     Raises:
         Problem: the path is not relative.
     """
+    path = path or "."
     parts = path.rstrip("/").split("/")
     is_long = len(path.encode("utf-8", "replace")) > MAX_PATH_BYTES
     is_long = is_long or any(len(part.encode("utf-8", "replace")) > MAX_NAME_BYTES for part in parts)
@@ -65,6 +66,10 @@ async def parse_path(path: str) -> str:
 
 
 FilePath = Annotated[str, Depends(parse_path)]
+AtEvent = Annotated[
+    int | None,
+    Query(ge=1, lt=10**12, description="the files of the last checkpoint at or before this event; omitted: as now"),
+]
 
 
 @asynccontextmanager
@@ -95,9 +100,10 @@ async def listing(
     _principal: Reader,
     conversation_id: ReadableId,
     path: Annotated[str, Query(max_length=MAX_PATH_BYTES, description="a directory of the workspace")] = ".",
+    at: AtEvent = None,
 ) -> list[DirectoryEntry]:
     """List a directory of the workspace by name; at most 5,000 entries."""
-    found = await gateway.client.files.list(conversation_id, await parse_path(path))
+    found = await gateway.client.files.list(conversation_id, await parse_path(path), at=at)
     return [DirectoryEntry(name=entry.name, kind=entry.kind, size_bytes=entry.size_bytes) for entry in found]
 
 
@@ -122,12 +128,14 @@ async def upload(
 
 
 @routes.get("/files/{path:path}", response_class=Response, responses=FOUND)
-async def download(gateway: GatewayOf, principal: Reader, conversation_id: ReadableId, path: FilePath) -> Response:
+async def download(
+    gateway: GatewayOf, principal: Reader, conversation_id: ReadableId, path: FilePath, at: AtEvent = None
+) -> Response:
     """Download a file from the workspace; a directory is sent as a tar file."""
     async with hold_folder(gateway, principal) as folder:
         target = folder / "out"
         target.mkdir()
-        await gateway.client.files.download(conversation_id, path, target)
+        await gateway.client.files.download(conversation_id, path, target, at=at)
         (found,) = target.iterdir()
         name = found.name
         kind = "application/octet-stream"
@@ -140,6 +148,12 @@ async def download(gateway: GatewayOf, principal: Reader, conversation_id: Reada
         removing = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
         shown = f"attachment; filename*=UTF-8''{quote(name)}"
         return FileResponse(found, media_type=kind, headers={"Content-Disposition": shown}, background=removing)
+
+
+@routes.get("/checkpoints", summary="List the checkpoints of a workspace", responses={409: FOUND[409]})
+async def checkpoints(gateway: GatewayOf, _principal: Reader, conversation_id: ReadableId) -> list[int]:
+    """List the events after which the files of the workspace were saved, in order; see `at` of the files."""
+    return [*await gateway.client.files.checkpoints(conversation_id)]
 
 
 @routes.get("/patch", response_class=Response, responses={200: {"content": {"text/x-diff": {}}}, 409: FOUND[409]})

@@ -107,6 +107,7 @@ TRIALS: Mapping[str, Trial] = {
     ),
     "images": Trial(lambda ended: PICTURE in ended.prompts, {"images": [f"data:image/png;base64,{PICTURE}"]}),
     "tools": Trial(lambda ended: '"name": "add"' in ended.prompts, {"tools": ["add"]}, word="tool"),
+    "mcp_servers": Trial(lambda ended: '"name": "asking_job"' in ended.prompts, {"mcp_servers": {"mine": {}}}),
     "secrets": Trial(had_the_secret, {"secrets": SECRETS}, word="secret"),
     "limits": Trial(is_limited, {"limits": {"max_iterations": 1, "max_budget_usd": 5.0}}, "limited"),
     "confirmation": Trial(
@@ -160,6 +161,8 @@ class Conversations:
         found = dict(TRIALS[feature.name].fields)
         if "workspace" in found:
             found["workspace"] = str(self.world.root / "work" / "project")
+        if "mcp_servers" in found:
+            found["mcp_servers"] = {"mine": {"url": self.world.remote.url}}
         if "idempotency_key" in found:
             found["idempotency_key"] = f"key of {way.name}"
         if "headless" in found:

@@ -395,7 +395,7 @@ async def test_a_keyboard_reaches_events_answers_and_menus(server: Served) -> No
         assert await page.evaluate("document.activeElement.id") == "main"
 
 
-async def test_operator_changes_limits_schedules_and_webhooks_on_the_page(server: Served) -> None:
+async def test_operator_changes_what_the_page_of_the_cluster_shows(server: Served) -> None:
     store = server.client.store
     await fill_cluster(store)
     async with server.as_(await server.token("*")) as client:
@@ -427,6 +427,18 @@ async def test_operator_changes_limits_schedules_and_webhooks_on_the_page(server
         await dialog.get_by_label("Reason").fill("a test")
         await dialog.get_by_role("button", name="Add").click()
         await page.locator(".notice.bad", has_text="DECKHANDS_WEBHOOK_PRIVATE").wait_for()
+        await page.get_by_role("button", name="New key…").click()
+        for label, text in (("Name", "shop"), ("Tenant", "acme"), ("Valid for days", "30"), ("Reason", "a customer")):
+            await dialog.get_by_label(label).fill(text)
+        await dialog.get_by_role("button", name="Make").click()
+        token = await dialog.get_by_label("It is not shown again").input_value()
+        await dialog.get_by_role("button", name="I have kept it").click()
+        await page.get_by_role("button", name="Revoke shop").click()
+        await dialog.get_by_label("Reason").fill("left")
+        await dialog.get_by_role("button", name="Revoke").click()
+        await page.locator("tr", has_text="shop").get_by_text("revoked").wait_for()
+    async with server.as_(token) as shop:
+        assert (await shop.get("/conversations")).json()["code"] == "key_revoked"
     async with server.as_(await server.token("*")) as client:
         done = [(one["action"], one["reason"]) for one in (await client.get("/operations")).json()]
     assert ("budget.set", "40.0 USD: the contract of March") in done

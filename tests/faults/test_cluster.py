@@ -7,8 +7,12 @@ import contextlib
 import itertools
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -19,17 +23,22 @@ from broker.log.conversations import Conversations
 from broker.runtime import (
     BrokerSettings,
     OutcomeUnknown,
+    StoreError,
     StoreMisconfigured,
     StoreRefused,
     StoreUnavailable,
     UsageError,
 )
-from broker.store.cluster import ClusterConnection
+from broker.store.cluster import HOME_SLOT, ClusterConnection
+from broker.store.connection import Argument
 from broker.store.function_library import LIBRARY, VERSION_FIELD
 from broker.store.keys import INBOX, STORE, ShardKeys, replies_key
 from broker.store.routing import find_slot
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
+from deckhands.operations.monitoring.census import Census
+from deckhands.operations.monitoring.queues import read_depths
+from tests.broker_parts import enter
 from tests.clusters import PRIMARIES, Cluster
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
@@ -76,6 +85,18 @@ def keys_of_all_nodes(count: int) -> list[str]:
     return [f"deck:test:{number}" for number in range(count)]
 
 
+class CountingConnection(ClusterConnection):
+    """Counts how often something is sent to each node."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.sent: Counter[tuple[str, int]] = Counter()
+
+    async def _exchange(self, node: tuple[str, int], commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        self.sent[node] += 1
+        return await super()._exchange(node, commands)
+
+
 class TestWhole:
     """What leaves a cluster whole: all share one."""
 
@@ -98,6 +119,35 @@ class TestWhole:
         assert (again.shards, again.generation) == (64, store.generation)
         for opened in (store, again):
             await opened.aclose()
+
+    async def test_what_concerns_all_shards_asks_each_node_once(self, cluster: Cluster) -> None:
+        opened = await open_store(cluster.url, patience_seconds=unhurried(60))
+        connection = CountingConnection(cluster.url)
+        store = replace(opened, connection=connection)
+        assert store.shards == 64
+        client, index = Client(store), Conversations(store)
+        for number in range(100):
+            await client.submit("do it", conversation_id=f"conversation-{number}")
+        membership = await enter(store, "w1", node="n1")
+        works: list[tuple[int, Callable[[], Awaitable[Any]]]] = [
+            (1, lambda: membership.beat(1)),
+            (1, index.count),
+            (2, lambda: index.list_recent(limit=50)),  # their ids, and their rows
+            (3, lambda: Census(store).count()),  # their numbers, their ids, and their states
+            (
+                3,
+                lambda: read_depths(store, ["pool:bash"], sees_inbox=False),
+            ),  # which exist, their groups, first entries
+        ]
+        for most, work in works:
+            await work()
+            connection.sent.clear()
+            found = await work()
+            home = connection.sent.pop(await connection._find_node(HOME_SLOT))
+            assert set(connection.sent.values()) <= {most}, (found, connection.sent)
+            assert home <= most + 2  # facts of the store itself
+        for each in (connection, opened):
+            await each.aclose()
 
     async def test_a_batch_is_split_by_node_and_answered_in_order(self, store: Store) -> None:
         keys = keys_of_all_nodes(60)
@@ -207,6 +257,72 @@ class TestWhole:
             listed = (await client.get("/conversations")).json()
             assert len(listed["conversations"]) == 1
             assert "deckhands_conversations" in (await client.get("/metrics")).text
+
+
+@pytest.mark.parametrize("program", ["valkey", "redis"])
+async def test_replica_that_joined_later_has_to_confirm(program: str, tmp_path: Path) -> None:
+    # No replica is regarded as failed in the meantime, however busy the machine is.
+    nodes = Cluster(server_program(program), tmp_path, node_timeout_ms=int(1_000 * unhurried(60)))
+    async with nodes.running():
+        store = await open_store(nodes.url, shards=1, patience_seconds=0.0, acks="replica")
+        await until_confirmed(store, "1")
+        primary = await nodes.find_node(find_slot("deck:{0}:test"))
+        first = nodes.nodes[PRIMARIES + nodes.nodes.index(primary)]
+        second = await nodes.add_replica(primary)
+        for late in (first, second):
+            late.send(signal.SIGSTOP)
+            with pytest.raises(OutcomeUnknown, match="to its 2 replicas"):
+                await store.connection.call("SET", "deck:{0}:test", "2")
+            late.send(signal.SIGCONT)
+            await until_confirmed(store, "3")
+        await store.aclose()
+
+
+@pytest.mark.parametrize("program", ["valkey", "redis"])
+async def test_paused_primary_and_its_replica_confirm_nothing(program: str, tmp_path: Path) -> None:
+    """Both continue after another replica was promoted: what only they have is lost."""
+    nodes = Cluster(server_program(program), tmp_path, replicas=2)
+    async with nodes.running():
+        store = await open_store(nodes.url, shards=1, patience_seconds=unhurried(60), acks="replica")
+        is_over, confirmed = asyncio.Event(), set[bytes]()
+
+        async def write(writer: int) -> None:
+            for number in itertools.count():
+                with contextlib.suppress(StoreError):
+                    await store.connection.call("SADD", "deck:{0}:test", f"{writer}-{number}")
+                    confirmed.add(b"%d-%d" % (writer, number))
+                if is_over.is_set():
+                    return
+
+        writing = asyncio.gather(*(write(number) for number in range(4)))
+        await until(lambda: len(confirmed) > 20, limit=60, what="confirmed writes")
+        slot = find_slot("deck:{0}:test")
+        old = await nodes.find_node(slot)
+        follower = nodes.nodes[PRIMARIES + nodes.nodes.index(old)]
+        for paused in (old, follower):
+            paused.send(signal.SIGSTOP)
+        await until(partial(nodes.is_served, slot, other_than=old), limit=60, what="promotion")
+        for paused in (follower, old):
+            paused.send(signal.SIGCONT)
+        new = await nodes.until_promoted(slot, other_than=old)
+        before = len(confirmed)
+        await until(lambda: len(confirmed) > before + 20, limit=60, what="confirmed writes of the new primary")
+        is_over.set()
+        await writing
+        await store.aclose()
+        assert confirmed - set(await new.call("SMEMBERS", "deck:{0}:test")) == set()
+
+
+async def until_confirmed(store: Store, value: str) -> None:
+    """Repeat a write until the replicas have it, which need long on a busy machine."""
+
+    async def is_confirmed() -> bool:
+        try:
+            return bool(await store.connection.call("SET", "deck:{0}:test", value) == b"OK")
+        except OutcomeUnknown:
+            return False
+
+    await until(is_confirmed, limit=unhurried(60), what="confirmed write")
 
 
 @pytest.mark.parametrize("cluster", ["valkey"], indirect=True)

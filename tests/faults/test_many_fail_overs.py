@@ -7,6 +7,7 @@ Times until conversations continue are printed and bounded by nothing: they depe
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,16 +25,21 @@ from tests.sentinels import SentinelGroup, Server, begin_fail_over, end_fail_ove
 from tests.stores import redis_program, valkey_program
 
 CONVERSATIONS, STEPS, WORKER_FAIL_OVERS = 8, 2_000, 25
+GROUPS_SHARE, CLUSTERS_SHARE = 0.75, 0.1
+"""Of the time that a section of docs/proof.md has."""
 
 
-async def check_fail_overs(folder: Path, count: int, capsys: pytest.CaptureFixture[str], proof: Proof) -> None:
+async def check_fail_overs(
+    folder: Path, count: int, capsys: pytest.CaptureFixture[str], proof: Proof, *, is_cluster: bool = False
+) -> None:
     seed = time.time_ns() % 1_000_000
-    programs = [valkey_program(), valkey_program(), valkey_program(), redis_program()]
-    result = await run_side_by_side(programs, folder, count=count, seed=seed)
+    programs = [valkey_program()] * (1 if is_cluster else 3) + [redis_program()]
+    seconds = proof.seconds * (CLUSTERS_SHARE if is_cluster else GROUPS_SHARE)
+    result = await run_side_by_side(programs, folder, count=count, seed=seed, is_cluster=is_cluster, seconds=seconds)
     show(capsys, f"seed {seed}: {result}")
     times = sorted(result.takeover_seconds)
     proof.record(
-        "fail-overs of a group",
+        "fail-overs of a slot in a cluster" if is_cluster else "fail-overs of a group",
         trials=result.fail_overs,
         failures=len(result.faults),
         unit="fail-overs",
@@ -42,13 +48,13 @@ async def check_fail_overs(folder: Path, count: int, capsys: pytest.CaptureFixtu
             "kinds": ", ".join(f"{count} {kind}" for kind, count in sorted(result.kinds.items())),
             "events acknowledged": result.acknowledged,
             "calls without an acknowledgement": result.unknown,
-            "promoted servers that Sentinels replaced at once": result.replaced,
+            "promoted servers that were replaced at once": result.replaced,
             "to the next acknowledged event, p50": f"{times[len(times) // 2]:.2f} s",
             "to the next acknowledged event, p99": f"{times[len(times) * 99 // 100]:.2f} s",
         },
     )
     assert result.faults == []
-    assert result.fail_overs >= count
+    assert result.fail_overs >= (count if math.isinf(proof.seconds) else 1)
     assert len(result.takeover_seconds) > 0
 
 
@@ -76,6 +82,21 @@ async def test_thousand_fail_overs_lose_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof
 ) -> None:
     await check_fail_overs(tmp_path, 1_000, capsys, proof)
+
+
+@pytest.mark.timeout(600)
+async def test_four_fail_overs_in_clusters_lose_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof
+) -> None:
+    await check_fail_overs(tmp_path, 4, capsys, proof, is_cluster=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+async def test_many_fail_overs_in_clusters_lose_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof
+) -> None:
+    await check_fail_overs(tmp_path, 100, capsys, proof, is_cluster=True)
 
 
 @pytest.mark.slow

@@ -201,6 +201,30 @@ async def test_other_answer_ends_the_call(cluster: FaultCluster, remote: TaskSer
     await check_log(cluster, cid)
 
 
+@pytest.mark.parametrize("end", ["reject", "message", "stop"])
+async def test_dropped_question_ends_the_task_of_the_server(
+    cluster: FaultCluster, remote: TaskServer, end: str
+) -> None:
+    cid = await ask(cluster, remote, "asking_job")
+    await until_asked(cluster, cid)
+    assert not remote.jobs["task-0"].is_cancelled
+    match end:
+        case "reject":
+            await cluster.client.reject(cid, reason="too private")
+        case "message":
+            await cluster.client.send_message(cid, "forget it")
+        case "stop":
+            await cluster.client.cancel(cid)
+    await until(lambda: remote.jobs["task-0"].is_cancelled, what="its end at the server")
+
+    async def is_forgotten() -> bool:
+        return await records(cluster, cid) == []
+
+    await until(is_forgotten, what="the end of the record")
+    assert remote.responses == []
+    await check_log(cluster, cid)
+
+
 BEYOND_BOUNDS: Sequence[tuple[dict[str, Any], str]] = (
     ({"q": {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}}}, "did not complete"),
     ({f"q{n}": question() for n in range(11)}, "asks 11 questions"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -235,6 +235,7 @@ async def test_each_task_call_ends_once_under_kills(
     cluster: FaultCluster, remote: TaskServer, conversations: int, calls: int, longest_seconds: float
 ) -> None:
     chance = random.Random(7)
+    remote.poll_ms = round(16 * longest_seconds)  # 1,000 long tasks are not polled ten times a second
     environment = settings(cluster, remote)
     cluster.start(**environment)
     worker = 1
@@ -251,6 +252,8 @@ async def test_each_task_call_ends_once_under_kills(
             before = remote.seen["tasks/get"] + remote.seen["tools/call"]
             with suppress(TimeoutError):
                 await until(lambda before=before: _count(remote) >= before + 2 * calls, limit=10)
+            # A third death in a row would give a conversation up, and rightly so.
+            await until(lambda: _may_lose_a_worker(cluster, ids), limit=120, what="conversations without two deaths")
             cluster.kill(f"t{worker}")
             cluster.kill(f"c{worker}")
             worker += 1
@@ -277,6 +280,12 @@ async def test_each_task_call_ends_once_under_kills(
         assert [text_of(answer) for answer in answers] == expected
     assert set(remote.started.values()) == {1}
     assert sum(remote.started.values()) == conversations * calls
+
+
+async def _may_lose_a_worker(cluster: FaultCluster, ids: Sequence[str]) -> bool:
+    store = cluster.client.store
+    counts = await store.call_many([("HGET", store.known_keys(cid).meta, "crashes") for cid in ids])
+    return all(int(count or 0) < 2 for count in counts)
 
 
 def _count(remote: TaskServer) -> int:

@@ -37,7 +37,7 @@ from tests.integration.workspace_hosts import opened
 from tests.polling import until
 from tests.stores import RealServer, emptied
 from tests.trees import cleared, nested, without_rights
-from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, SourceUnusable, WorkspaceTooLarge
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.transfer_service import TransferService
@@ -218,6 +218,41 @@ def test_concurrent_restores_take_one_result(
         checkpoints.restore("conversation", target)
     assert (target / "since").exists()
     assert [path.name for path in target.parent.iterdir()] == ["workspace"]
+
+
+def test_part_of_a_kept_checkpoint_equals_what_was_saved(
+    checkpoints: Checkpoints, workspace: Path, tmp_path: Path
+) -> None:
+    saved = content(workspace)
+    checkpoints.save("conversation", workspace, SavedFiles(), event=4)
+    (workspace / "src" / "a.py").write_text("changed")
+    checkpoints.save("conversation", workspace, SavedFiles(), event=9)
+    assert checkpoints.list_events("conversation") == [4, 9]
+    listed = checkpoints.list_files("conversation", 4, ".")
+    assert [entry.name for entry in listed] == sorted(name for name in saved if "/" not in name)
+    assert [entry[:2] for entry in checkpoints.list_files("conversation", 4, "src/deep/")] == [("empty", "file")]
+    for path in ("src", "locked", "away", "src/a.py", "."):
+        target = tmp_path / f"part-{path.replace('/', '-')}"
+        target.mkdir()
+        checkpoints.extract("conversation", 4, path, target, limits=TreeLimits())
+        wanted = {name: kept for name, kept in saved.items() if path == "." or f"{name}/".startswith(f"{path}/")}
+        found = content(target)
+        assert {name: found[name] for name in wanted} == wanted
+        assert found.keys() - wanted.keys() <= {"src"}, path
+    (tmp_path / "none").mkdir()
+    for path in ("away/passwd", "../x", "src/a", "/etc", "deep"):
+        with pytest.raises(FileNotFoundError):
+            checkpoints.extract("conversation", 4, path, tmp_path / "none", limits=TreeLimits())
+        with pytest.raises(FileNotFoundError):
+            checkpoints.list_files("conversation", 4, path)
+    with pytest.raises(NotADirectoryError):
+        checkpoints.list_files("conversation", 4, "src/a.py")
+    with pytest.raises(SourceUnusable, match="after event 5"):
+        checkpoints.list_files("conversation", 5, ".")
+    for limits in (TreeLimits(files=1), TreeLimits(bytes=100)):
+        with pytest.raises(WorkspaceTooLarge, match="has more than"):
+            checkpoints.extract("conversation", 4, ".", tmp_path / "none", limits=limits)
+    assert not any((tmp_path / "none").iterdir())
 
 
 def test_only_what_changed_is_read_and_written(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ BEYOND_THE_SERVER = (
     *("DEL deck:{0}:operations:record", "LTRIM deck:{0}:operations:record 1 0", "LSET deck:{0}:operations:record 0 x"),
     *("LPOP deck:{0}:operations:record", "LREM deck:{0}:operations:record 0 x", "SET deck:{0}:operations:record x"),
     *("RENAME deck:{0}:operations:record deck:{0}:keys:x", "EXPIRE deck:{0}:operations:record 0"),
-    *("HSET deck:{0}:keys x {}", "HDEL deck:{0}:keys x"),
 )
 
 
@@ -149,10 +148,7 @@ def test_only_server_and_operator_write_administrative_keys() -> None:
     assert len(administrative) == 4
     for one in administrative:
         writers = {role for role in ROLES if may_add(role, one) or may_remove(role, one)}
-        expected = {
-            "keys": {"operator"},
-            "webhooks": {"operator", "gateway", "jobs"},  # jobs turn one off whose receiver is gone
-        }
+        expected = {"webhooks": {"operator", "gateway", "jobs"}}  # jobs turn one off whose receiver is gone
         assert writers == expected.get(one.key.rpartition(":")[2], {"operator", "gateway"}), one.key
         assert not may_remove("jobs", one)
 

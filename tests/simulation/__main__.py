@@ -1,14 +1,15 @@
-"""Searches by simulation: `python -m tests.simulation pairs|plan|speed`; each prints what it covered.
+"""Searches by simulation: `python -m tests.simulation pairs|hours|plan`; each prints what it covered.
 
 pairs   all ordered pairs of the faults at all boundaries of the canonical conversation; continues where it was
+hours   hours of clusters at work, one seed after the other, under faults that come by the clock
 plan    one plan, such as `plan 137:kill 150:cut`; what a failing search prints
-speed   how many hours of a cluster at work are simulated per hour of a core
 """
 
 import argparse
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,8 +17,8 @@ from tests.proof import OPTION, Proof
 from tests.simulation.canonical import Plan, environment, simulate
 from tests.simulation.checks import broken
 from tests.simulation.faults import Fault
+from tests.simulation.hours import run_all_seeds
 from tests.simulation.pairs import run_sweep, summarize
-from tests.simulation.speed import COMMAND_SECONDS, MODEL_SECONDS, measure_speed
 
 PROGRESS = Path("build/simulation")
 
@@ -50,8 +51,12 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--host-death", type=float, action="append", default=[], help="when workspace hosts are killed")
     plan.add_argument("--until-settled", action="store_true", help="end with the conversation")
     plan.set_defaults(run=_plan)
-    speed = commands.add_parser("speed", help="measure the speed")
-    speed.set_defaults(run=_speed)
+    hours = commands.add_parser("hours", help="simulate hours of clusters at work")
+    hours.add_argument("--seconds", type=float, default=600.0, help="how long to run (default 600)")
+    hours.add_argument("--jobs", type=int, default=2, help="how many processes (default 2)")
+    hours.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    hours.add_argument(OPTION, type=Path, help="the folder for the result; `make proof` gives it")
+    hours.set_defaults(run=_hours)
     return found
 
 
@@ -104,12 +109,29 @@ def _plan(options: argparse.Namespace, folder: Path) -> int:
     return 1 if found else 0
 
 
-def _speed(_: argparse.Namespace, folder: Path) -> int:
-    speed = measure_speed(folder)
-    print(f"model calls of {MODEL_SECONDS:g} s, commands of {COMMAND_SECONDS:g} s, three conversations, two workers")
-    print(f"at work: {speed.busy:,.0f} cluster-hours per CPU hour, {speed.boundaries_per_cpu_second:,.0f} boundaries/s")
-    print(f"idle:    {speed.idle:,.0f} cluster-hours per CPU hour")
-    return 0
+def _hours(options: argparse.Namespace, _: Path) -> int:
+    began = time.monotonic()
+    total = run_all_seeds(options.seconds, jobs=options.jobs, first=options.seed)
+    taken = (time.monotonic() - began) / 3_600
+    figures: dict[str, str | int | float] = {
+        "cluster hours": f"{total.hours:,.1f}, {total.leapt / total.hours:.0%} of them left out because nothing happened",
+        "cluster hours per hour of this run": f"{total.hours / taken:,.0f} with {options.jobs} processes",
+        "cluster hours per hour of CPU": f"{total.hours / total.cpu_hours:,.0f}",
+        "faults that struck": total.faults,
+        "events in logs": total.events,
+        "commands to stores": total.commands,
+    }
+    print(json.dumps(figures, indent=1))
+    print(*total.failures, sep="\n")
+    Proof(options.proof, "").record(
+        "clusters at work",
+        trials=total.runs,
+        failures=len(total.failures),
+        unit="simulated clusters of about four hours",
+        seed=f"{options.seed} and later",
+        figures=figures,
+    )
+    return 1 if total.failures else 0
 
 
 if __name__ == "__main__":

@@ -151,6 +151,11 @@ async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person)
     outcome.failure = await cluster.until(settled, LIMIT_SECONDS)
     if plan.is_watched_to_the_end and not outcome.failure:
         await cluster.at_rest(QUIET_SECONDS)
+        if outcome.has_lost:  # the store may have lost a message after the person had left, who looks again
+            again = cluster.loop.create_future()
+            cluster.start("person again", lambda opened: person(opened, outcome.seen, again))
+            outcome.failure = await cluster.until(again, LIMIT_SECONDS)
+            await cluster.at_rest(QUIET_SECONDS)
         outcome.leftovers = await _leftovers(store)
     with contextlib.suppress(StoreError, UnknownConversation):
         outcome.events = await EventLog(store).read(CID)

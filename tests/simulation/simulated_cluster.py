@@ -61,7 +61,7 @@ class Cluster:
         self.loop = VirtualLoop(self.clock, Random(self.seed))
         self.node = Node(self.loop)
         self.server = NotingServer(self.clock, self.bug)
-        self.wire = Wire(self.loop, self.server, self.faults, self._on_kill, self._on_trouble, self.is_traced)
+        self.wire = Wire(self.loop, self.server, dict(self.faults), self._on_kill, self._on_trouble, self.is_traced)
         self.crashed = self.loop.create_future()
 
     def run(self, world: Coroutine[Any, Any, T]) -> T:
@@ -79,11 +79,7 @@ class Cluster:
     async def at_rest(self, quiet_seconds: float) -> None:
         """Wait until there have been no faults for so long, and no process is stopped any more."""
         struck = -1
-        while (
-            struck < len(self.wire.struck)
-            or any(process.is_stopped for process in self._mains)
-            or self.loop.time() < self._troubled_until
-        ):
+        while struck < len(self.wire.struck) or self.is_troubled:
             struck = len(self.wire.struck)
             await asyncio.sleep(quiet_seconds)
 
@@ -101,6 +97,11 @@ class Cluster:
             self.start(f"controller-{number}", self.controller)
         for number in range(tools):
             self.start(f"tools-{number}", self.tools)
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether a process is stopped, or a fault lasts."""
+        return any(process.is_stopped for process in self._mains) or self.loop.time() < self._troubled_until
 
     async def until(self, over: asyncio.Future[Any], limit_seconds: float) -> str:
         """Wait until it is over; return why it did not come to that, or an empty text."""

@@ -37,7 +37,7 @@ class Node:
     Attributes:
         executions: conversation and action of every execution, in order.
         journal_type: another one plants a bug.
-        run_seconds: how long a command takes.
+        run_seconds: how long a command takes, unless `seconds_of` says something else.
     """
 
     def __init__(self, loop: VirtualLoop) -> None:
@@ -45,6 +45,7 @@ class Node:
         self.executions: list[tuple[str, int]] = []
         self.journal_type = Journal
         self.run_seconds = RUN_SECONDS
+        self.seconds_of: Callable[[str], float] = lambda _: self.run_seconds
         self._hosts: dict[str, SimulatedHost] = {}
         self._journals: dict[str, int] = {}
 
@@ -126,7 +127,7 @@ class SimulatedHost(HostServer):
         action_id = next(execution.action_id for execution in self._executions.values() if execution.call is call)
         self._node.executions.append((self.conversation_id, action_id))
         result = result_of(f"{call.command} of {action_id}", 0)
-        delay = self._node.run_seconds
+        delay = self._node.seconds_of(call.command)
         return self._node.loop.call_later(delay, finish, result, context=self.process.context)
 
     def _send(self, client: Any, line: bytes) -> None:

@@ -12,23 +12,47 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from broker.testing.manual_clock import ManualClock
 
 T = TypeVar("T")
 
 MAX_CALLBACKS = 2_000_000
+TASKS_KEPT = 1_000
+"""After how many new tasks those that have ended are forgotten."""
+LEAST_LEAP_SECONDS = 0.5
 
 _process: contextvars.ContextVar[SimulatedProcess] = contextvars.ContextVar("process")
 
 
 class RanDry(AssertionError):
     """Nothing is left to run, and the awaited event has not happened."""
+
+
+class Leaps(Protocol):
+    """Decides which spans of time are left out."""
+
+    def find_longest(self, now: float) -> float:
+        """Return how long a span from now on may be left out; 0: none."""
+        ...
+
+    def is_repeated(self, handle: asyncio.TimerHandle, process: SimulatedProcess, delay: float) -> bool:
+        """Return whether a timer belongs to what all repeat while nothing happens."""
+        ...
+
+    def note_change(self, now: float) -> None:
+        """Note that something has happened that is not repeated."""
+        ...
+
+    def note_leap(self, now: float, seconds: float) -> None:
+        """Note that a span was left out."""
+        ...
 
 
 class SimulatedProcess:
@@ -88,9 +112,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._clock = clock
         self._random = random
         self._awake: list[SimulatedProcess] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimulatedProcess]] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimulatedProcess, float]] = []
+        """When each is due, its number, handle and process, and after how long it was due when it was set."""
+        self.leaps: Leaps | None = None
         self._number = 0
         self._tasks: list[asyncio.Task[Any]] = []
+        self._looked_at = TASKS_KEPT
         self._is_closed = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -131,14 +158,40 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _pass_time(self) -> None:
         """Advance to the next moment at which a timer is due."""
+        if self.leaps is not None:
+            self._leap(self.leaps)
         while self._timers:
-            when, _, handle, process = heapq.heappop(self._timers)
+            when, _, handle, process, delay = heapq.heappop(self._timers)
             if process.is_dead or handle.cancelled():
                 continue
+            if self.leaps is not None and not self.leaps.is_repeated(handle, process, delay):
+                self.leaps.note_change(when)
             self._clock.advance(max(0.0, when - self._clock.monotonic()))
             self._wake(process, handle)
             return
         raise RanDry("nothing is left to run")
+
+    def _leap(self, leaps: Leaps) -> None:
+        """Leave out a span in which all would repeat what they have just done: what is repeated happens after it."""
+        now = self.time()
+        seconds = leaps.find_longest(now)
+        if seconds < LEAST_LEAP_SECONDS:
+            return
+        repeated, others = [], []
+        for timer in self._timers:
+            when, number, handle, process, delay = timer
+            if not handle.cancelled() and not process.is_dead:
+                (repeated if leaps.is_repeated(handle, process, delay) else others).append(timer)
+        seconds = math.floor(min([seconds, *(timer[0] - now for timer in others)]) * 1_000) / 1_000
+        if seconds < LEAST_LEAP_SECONDS:
+            return
+        for when, number, handle, process, delay in repeated:
+            handle._when = when + seconds  # type: ignore[attr-defined]
+            others.append((when + seconds, number, handle, process, delay))
+        heapq.heapify(others)
+        self._timers = others
+        self._clock.advance(seconds)
+        leaps.note_leap(now, seconds)
 
     def _wake(self, process: SimulatedProcess, handle: asyncio.Handle) -> None:
         if process.is_dead:
@@ -179,7 +232,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         context = context if context is not None else contextvars.copy_context()
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, self.next_number(), handle, context.get(_process, self.world)))
+        delay = when - self._clock.monotonic()
+        heapq.heappush(self._timers, (when, self.next_number(), handle, context.get(_process, self.world), delay))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -196,6 +250,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         number = self._number + 1
         task = VirtualTask(coro, loop=self, name=name or f"Task-{number}", context=context)
         self._tasks.append(task)  # a dead process keeps its tasks: freed, they would run their `finally` blocks
+        if len(self._tasks) >= self._looked_at:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._looked_at = 2 * len(self._tasks) + TASKS_KEPT
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:

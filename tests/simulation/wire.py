@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import Random
@@ -54,6 +54,7 @@ class Wire:
         faults: boundary → its fault.
         latency_seconds: the longest time that a command, and its reply, travels; each time drawn by `random`.
         trace: if `is_traced`, a line for each boundary: time, process, number, and a checksum of the data.
+        travelling_until: when the last message arrives.
         passed: every boundary reached so far: `before <command>` or `after <command>`.
         struck: the faults that struck: boundary, fault, process, command.
         stopped: for how many seconds each process was stopped since its last beat.
@@ -63,7 +64,7 @@ class Wire:
 
     loop: VirtualLoop
     server: NotingServer
-    faults: Mapping[int, Fault]
+    faults: dict[int, Fault]
     on_kill: Callable[[SimulatedProcess], None]
     on_trouble: Callable[[Fault, SimulatedProcess], None]
     is_traced: bool = False
@@ -72,6 +73,7 @@ class Wire:
     passed: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     struck: list[tuple[int, Fault, str, str]] = field(default_factory=list)
+    travelling_until: float = 0.0
     stopped: dict[str, float] = field(default_factory=dict)
     lapsed: Counter[str] = field(default_factory=Counter)
     connections: dict[SimulatedProcess, list[MemoryConnection]] = field(default_factory=dict)
@@ -81,6 +83,13 @@ class Wire:
     def __post_init__(self) -> None:
         lost = [at for at, fault in self.faults.items() if fault is Fault.LOST_TAIL]
         self._copied_at = {max(1, at - LOST_BOUNDARIES): at for at in lost}
+
+    def strike_after(self, boundaries: int, fault: Fault) -> None:
+        """Let a fault strike so many boundaries from now on."""
+        at = len(self.passed) + max(boundaries, LOST_BOUNDARIES + 1)
+        self.faults[at] = fault
+        if fault is Fault.LOST_TAIL:
+            self._copied_at[at - LOST_BOUNDARIES] = at
 
     async def boundary(self, process: SimulatedProcess, commands: Commands, *, replies: Any = None) -> None:
         """Pass a boundary, unless it is where the process fails.
@@ -140,6 +149,9 @@ READS = frozenset(
     b"XRANGE XREVRANGE XREAD XLEN XINFO XPENDING".split()
 )
 
+MOVED_BY_BEATS = frozenset((b"monotonic", b"beat_ms", b"wall", b"now", b"quiet"))
+"""What beats keep up to date: of a worker, and of the clock of a shard."""
+
 
 class OtherClock:
     """A wall clock that is `ahead_seconds` ahead of the simulation's; its monotonic time is right."""
@@ -174,6 +186,7 @@ class NotingServer(MemoryServer):
 
     Attributes:
         written: every append that is not lost, in order.
+        changed_at: when something other than beats and reads came last, and `beats`: when each worker's last beat did.
         tokens: of every conversation, under which fencing token each append of an owner was accepted, and whose it was.
     """
 
@@ -187,7 +200,12 @@ class NotingServer(MemoryServer):
         self._copies: dict[int, tuple[dict[bytes, Any], int]] = {}
         self.written: list[Written] = []
         self.tokens: dict[str, list[tuple[int, str]]] = {}
+        self.changed_at = 0.0
+        self.beats: dict[bytes, float] = {}
         self._true_clock = clock
+        if self.bug.on_store is not None:
+            on_store, perform = self.bug.on_store, self._perform
+            self._perform = lambda command: on_store(perform, command)  # type: ignore[method-assign]
 
     def go_away(self) -> None:
         """Refuse all clients; every connection breaks."""
@@ -234,10 +252,45 @@ class NotingServer(MemoryServer):
             return refused
         return super().start_read(read)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is there and accepts writes."""
+        return not self.is_away and not self._refusal
+
+    def pass_over(self, seconds: float) -> None:
+        """Leave out a span in which all workers only beat: their beats are so much later."""
+        millis = round(seconds * 1_000)
+        for key, value in self.keys.values.items():
+            if key.endswith((b":workers", b":nodes")):
+                value.update({name: due + millis for name, due in value.items() if due > 1.0})
+            elif key.endswith((b":about", b":clock")):
+                for name in MOVED_BY_BEATS & value.keys():
+                    before = value[name]
+                    value[name] = (
+                        b"%.3f" % (float(before) + millis) if b"." in before else b"%d" % (int(before) + millis)
+                    )
+        self.beats = {worker: at + seconds for worker, at in self.beats.items()}
+
+    def _note_change(self, command: Arguments, reply: Any) -> None:
+        """Note the time unless a command was a beat that found nothing, or a look."""
+        now, function = self._true_clock.monotonic(), command[1] if command[0] == b"FCALL" else b""
+        if function in (b"deck_register", b"deck_tick") and reply[0] != b"swept":
+            self.beats[command[4]] = now
+        is_look = {
+            b"deck_tick": function == b"deck_tick" and reply[1:5] == [0, 0, 0, []],
+            b"deck_dispatch": function == b"deck_dispatch" and reply[0] in (b"queued", b"running"),
+            b"deck_now": True,
+            b"": command[0] in (b"XREADGROUP", b"XTRIM") or (command[0] == b"HDEL" and not reply),
+        }
+        if not is_look.get(function, False):
+            self.changed_at = now
+
     def execute(self, command: Arguments) -> Any:
         if self._refusal and command[0] not in READS and command[:2] != [b"FCALL", b"deck_now"]:
             raise ReplyError(self._refusal)
         reply = super().execute(command)
+        if command[0] not in READS:
+            self._note_change(command, reply)
         if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended" and reply[2] >= reply[1]:
             conversation_id = command[5].decode()
             self.written.append(Written(self._true_clock.monotonic(), conversation_id, reply[1], reply[2]))
@@ -245,10 +298,6 @@ class NotingServer(MemoryServer):
             if writer["by"] == "owner":
                 self.tokens.setdefault(conversation_id, []).append((int(writer["token"]), writer["worker"]))
         return reply
-
-    def _perform(self, command: Arguments) -> Any:
-        bug = self.bug.on_store
-        return super()._perform(command) if bug is None else bug(super()._perform, command)
 
 
 class ProcessConnection:
@@ -294,6 +343,7 @@ class ProcessConnection:
             loop = self._wire.loop
             arrival = loop.time() + self._wire.random.random() * self._wire.latency_seconds
             self._arrivals[what] = max(arrival, self._arrivals[what])
+            self._wire.travelling_until = max(self._wire.travelling_until, self._arrivals[what])
             await asyncio.sleep(self._arrivals[what] - loop.time())
 
     async def call(self, *command: Argument) -> Any:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from broker.contract import (
     ErrorObservation,
+    MCPAction,
     Observation,
     OfferedToolAction,
     OutcomePolicy,
@@ -111,6 +112,8 @@ class OfferedTools:
         claim: ActionClaimed | ActionReclaimed,
         conversation_id: str,
         context: ToolContext | None = None,
+        *,
+        tool: CustomTool | None = None,
     ) -> Observation:
         """Run a call, or find out its outcome. Failures of the tool are returned, not raised.
 
@@ -118,9 +121,11 @@ class OfferedTools:
 
         Args:
             context: Identifies the call to the tool, and carries the request to stop.
+            tool: A tool of this conversation alone; None: one that is offered to all.
         """
         context = context or ToolContext(conversation_id, action.id)
-        tool = await self._find_tool(action.tool or action.name)
+        is_own = isinstance(action, MCPAction) and action.server is not None
+        tool = tool if is_own else await self._find_tool(action.tool or action.name)
         if tool is None:
             why = self._explain_missing(action.tool or action.name)
             text = f"{why} Nothing was called. Continue without it, or tell the user."
@@ -153,6 +158,12 @@ class OfferedTools:
                 text = f"The tool {action.name} reads the environment variable {variable}, which its worker lacks. "
                 text += explain_passing(variable)
             return ErrorObservation(content=_cut(text), error_id=ToolFailed.code)
+
+    async def drop(self, action: OfferedToolAction, context: ToolContext, *, tool: CustomTool | None = None) -> None:
+        """End what a call has left elsewhere. Idempotent. Arguments as of `call`."""
+        found = tool or self._tools.get(action.tool or action.name)
+        if found is not None and found.drop is not None:
+            await found.drop(context)
 
     def _explain_missing(self, key: str) -> str:
         server, mark, name = key.partition("/")

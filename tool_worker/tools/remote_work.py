@@ -8,17 +8,27 @@ Keys: the field `t:<action>` of `deck:{k}:c:<id>:once`.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from broker.coordination import NOT_SUSPECTED, CrashAttribution
+from broker.log import EventLog, LivePiece, LiveText
+from broker.runtime import DeckhandsError
 from broker.secrets import ONE_KEY, Secrets, SecretsLocked
 from broker.store import Argument, Store
-from broker.tools import ToolContext
+from broker.tools import ToolContext, to_one_line
 
 SEALED = b"sealed:"
+PROGRESS_SECONDS = 1.0
+MAX_PROGRESS_CHARS = 300
+MAX_MASKED_CHARS = 10_000
+"""Of a report; masking reads all of them."""
+_log = logging.getLogger(__name__)
 FreeSlot = Callable[[], AbstractAsyncContextManager[None]]
 """Frees a slot for the time of a block, and waits for one at its end."""
 
@@ -105,15 +115,48 @@ class RemoteWork:
         await self._attribution.mark_acting()
 
 
+class CallProgress:
+    """What a call reports of its progress, for those who watch the conversation now; nothing of it is in the log.
+
+    At most one report a second is shown, and none without a watcher.
+    """
+
+    def __init__(self, log: EventLog, conversation_id: str, action_id: int) -> None:
+        self._log = log
+        self._conversation_id = conversation_id
+        self._call = f"action {action_id}"
+        self._shown_at = -math.inf
+
+    async def show(self, progress: float, total: float | None, message: str | None) -> None:
+        """Show a report. Never raises."""
+        now = asyncio.get_running_loop().time()
+        if now - self._shown_at < PROGRESS_SECONDS:
+            return
+        self._shown_at = now
+        try:
+            names = await self._log.store.locate(self._conversation_id)
+            if not await self._log.store.connection.call("EXISTS", names.watcher_mark):
+                return
+            masker = await self._log.load_masker(self._conversation_id)
+            parts = [f"{progress:g}" if total is None else f"{progress:g} of {total:g}", message or ""]
+            text = to_one_line(masker.mask_text(": ".join(filter(None, parts))[:MAX_MASKED_CHARS]), MAX_PROGRESS_CHARS)
+            piece = LivePiece(self._call, "progress", f"{text}\n", 0)
+            await LiveText(self._log.store, self._conversation_id).add([piece])
+        except DeckhandsError as error:
+            _log.info("the progress of %s is not shown: %s", self._call, error)
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteContext(ToolContext):
     """The context of a call whose work may continue elsewhere.
 
     Attributes:
-        work: The record of the work; None without a store.
-        asks: The id of the earlier call that this one continues with the user's answers; see `MCPAction`.
+        work: Its record; None where there is no store.
+        progress: Shows what the call reports of its progress; None: nobody sees it.
+        asks: The earlier call that this one continues with the user's answers, see `MCPAction`.
     """
 
     work: RemoteWork | None = field(default=None, compare=False, repr=False)
+    progress: CallProgress | None = field(default=None, compare=False, repr=False)
     asks: int | None = None
     answers: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)

@@ -23,6 +23,7 @@ from broker.contract import (
     MAX_SURVEY_BYTES,
     NESTED_FILES,
     SCRIPT_MARK,
+    SERVER_FILES,
     SETUP_SCRIPT,
     SKILL_FOLDERS,
     Observation,
@@ -34,13 +35,15 @@ from tool_worker.tools.tool import HostRequest, Tool
 TIMEOUT_SECONDS = 20.0
 LINE_FEED = "-name '*\n*'"
 """Names that the list of files, which has a line for each, cannot hold."""
+MAX_SERVER_FILES = 20
+"""Files that name MCP servers, of each folder of skills."""
 NESTED_SECONDS = 5
 """For the search in all folders; of a larger workspace, the files found until then count."""
 
 
 def command() -> str:
     """Return the command, which prints a line per file with its path and the start of its text in base64."""
-    names, nested = (_match_names(files) for files in (INSTRUCTION_FILES, NESTED_FILES))
+    names, nested, servers = map(_match_names, (INSTRUCTION_FILES, NESTED_FILES, SERVER_FILES))
     return (
         # Files of a skill that is a folder are no skills.
         'is_part() { p=${1%/*}; while [ "$p" != "$d" ]; do case $p in "$d"/*) ;; *) return 0;; esac; '
@@ -54,7 +57,9 @@ def command() -> str:
         f'elif [ "$d" = ./ ]; then timeout {NESTED_SECONDS} find . -maxdepth {MAX_NESTED_DEPTH} '
         f"\\( -name '.?*' -o -name node_modules -o {LINE_FEED} \\) -prune -o "
         f"-path './*/*' \\( {nested} \\) -type f -print | LC_ALL=C sort | head -n {MAX_NESTED_FILES}; "
-        f'elif [ -d "$d" ]; then {{ find "$d" {LINE_FEED} -prune -o -iname skill.md -type f -print | LC_ALL=C sort; '
+        f'elif [ -d "$d" ]; then {{ find "$d" {LINE_FEED} -prune -o \\( {servers} \\) -type f -print | LC_ALL=C sort | '
+        f"head -n {MAX_SERVER_FILES}; "
+        f'find "$d" {LINE_FEED} -prune -o -iname skill.md -type f -print | LC_ALL=C sort; '
         f'find "$d" {LINE_FEED} -prune -o -iname "*.md" ! -iname skill.md -type f -print | LC_ALL=C sort | '
         'while IFS= read -r f; do is_part "$f" || printf "%s\\n" "$f"; done; } | '
         f"head -n {MAX_SKILLS}; fi; done | {{ left={MAX_SURVEY_BYTES}; "

@@ -54,7 +54,7 @@ from broker.store import ShardKeys, Store, open_store
 from broker.tools import SANDBOX, McpTokens, ToolFailure, ToolFailures, ToolOffers
 from tool_worker.secret_sources import SecretSources
 from tool_worker.settings import ToolSettings
-from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, load_tools
+from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, TaskServers, load_tools
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.node.disk_bounds import DiskBounds
 from tool_worker.worker.node.quota import WorkspaceQuota
@@ -264,11 +264,14 @@ class ToolWorkerSession:
         self._usage_bounds = UsageBounds(
             settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS), DiskBounds(limits)
         )
+        names = [spec.name for spec in settings.mcp_servers]
+        self._task_servers = TaskServers(settings.mcp_allowed, names, offered=offered, secrets=secrets)
         self._executor = Executor(
             log,
             workspaces,
             worker_id=self.worker_id,
             offered=offered,
+            servers=self._task_servers,
             checkpointing=checkpointing,
             opener=opener,
             transfer_service=transfer_service,
@@ -309,6 +312,7 @@ class ToolWorkerSession:
                 task.cancel()  # the workspace host continues; the worker that takes the action over collects the result
             for queue in self._queues:
                 await queue.aclose()
+            await self._task_servers.aclose()
         if stop.is_set():
             await ToolFailures(self._store).report(self.worker_id, ())
             await self.membership.leave()

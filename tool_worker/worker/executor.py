@@ -24,7 +24,8 @@ from broker.coordination import (
 )
 from broker.log import EventLog
 from broker.runtime import CorruptEntry, DeckhandsError, Tracing, make_chain, open_tracing
-from tool_worker.tools import FreeSlot, OfferedTools, RemoteWork
+from broker.tools import AllowedServers
+from tool_worker.tools import FreeSlot, OfferedTools, RemoteWork, TaskServers
 from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun
@@ -34,7 +35,13 @@ from tool_worker.worker.steps.host import make_request, observe, pass_variables,
 from tool_worker.worker.steps.journal import check_journal
 from tool_worker.worker.steps.notices import Notices
 from tool_worker.worker.steps.recording import Recorder
-from tool_worker.worker.steps.running_calls import RunningCalls, call_offered_tool, forget_remote_work
+from tool_worker.worker.steps.running_calls import (
+    RunningCalls,
+    call_offered_tool,
+    drop_question,
+    forget_remote_work,
+    list_server_tools,
+)
 from tool_worker.worker.steps.spans import Spans
 from tool_worker.worker.steps.stop_orders import StopOrders
 from tool_worker.worker.steps.workspace import fill_workspace, open_workspace, recover_workspace
@@ -52,6 +59,7 @@ class Executor:
         *,
         worker_id: str,
         offered: OfferedTools | None = None,
+        servers: TaskServers | None = None,
         checkpointing: Checkpointing | None = None,
         opener: WorkspaceOpener | None = None,
         transfer_service: TransferService | None = None,
@@ -69,6 +77,8 @@ class Executor:
         self._stop_orders = StopOrders(log.is_answered)
         self._notices = Notices(workspaces, quota, held)
         offered = offered or OfferedTools(())
+        servers = servers or TaskServers(AllowedServers(), offered=offered)
+        self._drop_question = partial(drop_question, log, offered, servers)
         recorder = Recorder(log, worker_id=worker_id, checkpointing=checkpointing, figures=figures or Figures())
         traced = Spans(spans or open_tracing("tool"), worker_id, log)
         around_host = make_chain(
@@ -106,7 +116,9 @@ class Executor:
                 # Inside all refusals: a refused action has no tool span.
                 traced.trace_tool,
                 # Before the workspace: custom tools run in this worker and need none.
-                partial(call_offered_tool, offered, self._calls),
+                partial(call_offered_tool, offered, servers, self._calls, log=log),
+                # Around the survey: the servers of skills are known from its answer.
+                partial(list_server_tools, servers),
                 # Before the workspace is opened: only a new workspace can be filled from a source.
                 partial(fill_workspace, opener, checkpointing) if opener is not None else None,
                 # Before the workspace is opened: an action without a request needs no workspace.
@@ -177,6 +189,7 @@ class Executor:
         elif order.order == "transfer" and self._transfer_service is not None:
             await self._transfer_service.transfer(order.conversation_id, order.token)
         elif order.order == "cancel" and not self._calls.stop(order.conversation_id, order.action_id):
+            await self._drop_question(order)
             if self._opener is not None:
                 self._opener.stop(order.conversation_id)
             await self._workspaces.interrupt(order.conversation_id, order.action_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
@@ -69,14 +69,20 @@ def list_directory(root: Directory, path: str) -> TransferAnswer:
         OSError: The path does not exist, is not a directory, or leads out of the workspace.
     """
     with Directory.open_inside(root, path) as directory:
-        found = list_entries(directory)
-    named = tuple(
-        FileEntry(
-            name=os.fsencode(entry.path).decode(errors="backslashreplace"), kind=entry.kind, size_bytes=entry.size
-        )
-        for entry in found[:MAX_LISTED]
+        return describe_entries([(entry.path, entry.kind, entry.size) for entry in list_entries(directory)])
+
+
+def describe_entries(found: Sequence[tuple[str, str, int]]) -> TransferAnswer:
+    """Return an answer with the first entries of a directory.
+
+    Args:
+        found: The name, the kind and the size in bytes of each.
+    """
+    entries = tuple(
+        FileEntry(name=os.fsencode(name).decode(errors="backslashreplace"), kind=kind, size_bytes=size)
+        for name, kind, size in found[:MAX_LISTED]
     )
-    return TransferAnswer(files=len(found), entries=named)
+    return TransferAnswer(files=len(found), entries=entries)
 
 
 def unpack(root: Directory, request: TransferRequest, content: IO[bytes], noted: Path) -> TransferAnswer:

@@ -37,8 +37,20 @@ from broker.coordination import (
 from broker.runtime import Clock, DeckhandsError, OutcomeUnknown, StoreUnavailable, SystemClock
 from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceLost, WorkspaceTooLarge
 from tool_worker.sandbox import Sandbox
-from tool_worker.worker.packing import list_directory, pack, unpack
-from tool_worker.workspace import Bindings, Changes, Checkpointing, HostFolder, Patch, SandboxedGit, require_git
+from tool_worker.worker.packing import TRANSFER_LIMITS, describe_entries, list_directory, pack, unpack
+from tool_worker.workspace import (
+    NOTHING_SAVED,
+    Bindings,
+    Changes,
+    Checkpointing,
+    Checkpoints,
+    Directory,
+    HostFolder,
+    Patch,
+    SandboxedGit,
+    create_staging,
+    require_git,
+)
 
 MAX_NAMES_LEFT_OUT = 1_000
 MAX_NAME_CHARS = 300
@@ -89,6 +101,8 @@ class TransferService:
         try:
             if request.what in ("upload_part", "download_part", "end"):
                 answer, content = await self._transfer_part(conversation_id, token, request)
+            elif request.what == "checkpoints" or request.at is not None:
+                answer, content = await self._read_checkpoint(conversation_id, token, request)
             else:
                 answer, content = await self._perform(conversation_id, token, request)
         except (StoreUnavailable, OutcomeUnknown):
@@ -124,7 +138,7 @@ class TransferService:
             self._checkpointing.note_change(conversation_id)
             return done, None
         if request.what == "download":
-            return await asyncio.to_thread(self._pack, folder, request.path, token)
+            return await asyncio.to_thread(self._pack_current, folder, request.path, token)
         if request.what == "list":
             return await asyncio.to_thread(self._list, folder, request.path), None
         if request.what == "checkpoint":
@@ -159,11 +173,44 @@ class TransferService:
         await asyncio.to_thread(spools.write, conversation_id, transfer, request.part, content)
         return TransferAnswer(), None
 
-    def _pack(self, folder: HostFolder, path: str, token: str) -> tuple[TransferAnswer, bytes | None]:
+    async def _read_checkpoint(
+        self, conversation_id: str, token: str, request: TransferRequest
+    ) -> tuple[TransferAnswer, bytes | None]:
+        """List the checkpoints of a workspace, or list or pack files of the last one at or before an event."""
+        if not (self._root / conversation_id).is_dir():
+            raise WorkspaceLost("The workspace is not on this node yet.", remedy="Try again after the next action.")
+        saved, events = await self._checkpointing.find_saved(conversation_id, request.at)
+        if request.what == "checkpoints":
+            return TransferAnswer(events=tuple(events)), None
+        if request.what == "list":
+            found = await asyncio.to_thread(saved.list_files, conversation_id, events[-1], request.path)
+            entries = [(row.name, row.kind, row.size_bytes) for row in found]
+            return describe_entries(entries).model_copy(update={"events": tuple(events[-1:])}), None
+        if request.what != "download":
+            raise SourceUnusable("A checkpoint cannot be changed.", remedy="Leave the event out.")
+        return await asyncio.to_thread(self._pack_saved, conversation_id, saved, events[-1], request.path, token)
+
+    def _pack_saved(
+        self, conversation_id: str, saved: Checkpoints, event: int, path: str, token: str
+    ) -> tuple[TransferAnswer, bytes | None]:
+        folder = self._root / conversation_id
+        self._spools.check_room(folder)
+        with create_staging(folder) as staging:
+            saved.extract(conversation_id, event, path, staging, limits=TRANSFER_LIMITS)
+            with Directory(staging) as root:
+                answer, content = self._pack(root, conversation_id, path, token)
+        return answer.model_copy(update={"events": (event,)}), content
+
+    def _pack_current(self, folder: HostFolder, path: str, token: str) -> tuple[TransferAnswer, bytes | None]:
+        with self._bindings.open(folder, folder.read_binding()) as root:
+            return self._pack(root, folder.conversation_id, path, token)
+
+    def _pack(
+        self, root: Directory, conversation_id: str, path: str, token: str
+    ) -> tuple[TransferAnswer, bytes | None]:
         """Pack the requested files. A long archive stays here and is fetched in parts."""
         spools = self._spools
-        conversation_id = folder.conversation_id
-        with self._bindings.open(folder, folder.read_binding()) as root, spools.create(conversation_id, token) as file:
+        with spools.create(conversation_id, token) as file:
             done = pack(root, path, file)
         with spools.open(conversation_id, token) as packed:
             size = os.fstat(packed.fileno()).st_size
@@ -195,10 +242,7 @@ class TransferService:
             )
         saved = await self._checkpointing.save(conversation_id)
         if saved is None:
-            raise SourceUnusable(
-                "The node of this workspace saves no checkpoints.",
-                remedy="Start its tool workers with DECKHANDS_CHECKPOINTS.",
-            )
+            raise SourceUnusable(NOTHING_SAVED, remedy="Start its tool workers with DECKHANDS_CHECKPOINTS.")
         return TransferAnswer(files=saved.files, size_bytes=saved.size_bytes)
 
     async def _make_patch(self, conversation_id: str, directory: Path) -> Patch:

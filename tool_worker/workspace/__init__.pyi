@@ -1,12 +1,13 @@
 from .bindings import Bindings as Bindings
 from .checkpoints.checkpoint_store import BASES as BASES, Checkpoints as Checkpoints
 from .checkpoints.checkpoint_store import StoreCiphers as StoreCiphers
-from .checkpoints.checkpointing import Checkpointing as Checkpointing
+from .checkpoints.checkpointing import NOTHING_SAVED as NOTHING_SAVED, Checkpointing as Checkpointing
 from .files.file_tree import FILE as FILE, LINK as LINK, MAX_PATH_BYTES as MAX_PATH_BYTES, SPECIAL_BITS as SPECIAL_BITS
 from .files.file_tree import TreeEntry as TreeEntry, TreeLimits as TreeLimits, iter_entries as iter_entries
 from .files.file_tree import list_entries as list_entries, measure as measure
 from .files.openat2_paths import Directory as Directory
-from .files.staging import remove_staging as remove_staging, remove_tree as remove_tree
+from .files.staging import create_staging as create_staging, remove_staging as remove_staging
+from .files.staging import remove_tree as remove_tree
 from .files.unpacking import Unpacking as Unpacking
 from .launch.egress_gate import EgressGate as EgressGate, proxy_environment as proxy_environment
 from .launch.host_plan import GitIdentity as GitIdentity

@@ -205,7 +205,10 @@ local function cancel_actions(a)
   if not (a.found[NODE] and a.call.cancels) then return end
   for _, action in ipairs(a.call.cancels) do
     local order = action == '0' and 'close' or 'cancel'
-    redis.call('XADD', a.shard .. ':act:node:' .. a.found[NODE], '*', 'c', a.cid, 'a', action, 'x', order)
+    -- A tool worker may not read the log, and has to know what it drops. This append may bring the action.
+    local found = redis.call('XRANGE', a.base .. ':events', action .. '-0', action .. '-0')[1]
+    local entry = found and found[2][2] or order == 'cancel' and a.args[action - a.last + 2] or ''
+    redis.call('XADD', a.shard .. ':act:node:' .. a.found[NODE], '*', 'c', a.cid, 'a', action, 'x', order, 'e', entry)
   end
 end
 

@@ -31,6 +31,7 @@ from broker.contract import (
     MCPQuestionObservation,
     RiskyAction,
     UserRejectObservation,
+    asks_for_server,
 )
 from broker.log import ANSWERS
 from controller_worker.core.announcement import announce
@@ -204,7 +205,9 @@ def apply_answer(state: State, action: RiskyAction, answer: ChangeAgentStateActi
     answers = tuple((len(events) + n, pending.id) for n, pending in enumerate(rest))
     events += [_make_rejection(pending, NOT_REACHED) for pending in rest]
     events.append(_make_state_after_rejection(reason))
-    return Append(tuple(events), answers=((2, first.id), *answers))
+    # The server's task behind a question ends with the question.
+    cancels = (first.id,) if asks_for_server(rejected) else ()
+    return Append(tuple(events), answers=((2, first.id), *answers), cancels=cancels)
 
 
 def _render_reason(reason: str | None) -> str:
@@ -224,7 +227,9 @@ def reject_for_message(state: State, *, first_position: int) -> Append:
     """
     waiting = state.tools.pending if state.tools.pending and state.tools.pending[0].is_awaiting else ()
     events = tuple(_make_rejection(pending, ANSWERED_OTHERWISE) for pending in waiting)
-    return Append(events, tuple((first_position + n, pending.id) for n, pending in enumerate(waiting)))
+    # If one is a question of an MCP server, the server's task ends with it.
+    cancels = tuple(pending.id for pending in waiting)
+    return Append(events, tuple((first_position + n, pending.id) for n, pending in enumerate(waiting)), cancels)
 
 
 _CLEARED = {"id": 0, "timestamp": None, "thought": ""}

@@ -111,7 +111,7 @@ def make_recall(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[No
     found = recall_notes(notes, state.inbox.message.content, is_first=state.inbox.message.is_first)
     events = _make_recall_events(state, state.inbox.message, skills, found)
     rejected = reject_for_message(state, first_position=len(events))
-    return Append((*events, *rejected.events), rejected.answers)
+    return Append((*events, *rejected.events), rejected.answers, rejected.cancels)
 
 
 def _make_recall_events(

@@ -30,7 +30,7 @@ from broker.contract import (
 from broker.log import ANSWERS, REQUESTABLE_STATES
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.concerns import acceptance, delegation, long_work, opening
+from controller_worker.core.concerns import acceptance, delegation, long_work, opening, survey
 from controller_worker.core.concerns.confirmation import is_answer
 from controller_worker.core.concerns.loops import find_recovered_state
 from controller_worker.core.concerns.model_calls import is_overflow
@@ -123,7 +123,7 @@ def _after_change(lifecycle: Lifecycle, change: AgentStateChangedObservation, st
 def _after_observation(lifecycle: Lifecycle, observation: Observation, state: State) -> Lifecycle:
     if acceptance.is_refusal(state, observation):
         return evolve(lifecycle, ending=None)
-    failure = opening.find_failure(state, observation)
+    failure = opening.find_failure(state, observation) or survey.find_failure(state, observation)
     if failure is None:
         return lifecycle
     reason, code = failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.contract import (
@@ -10,10 +10,13 @@ from broker.contract import (
     ConversationChanged,
     ConversationCreated,
     Limits,
+    McpAddress,
     ModelSwitched,
     Parent,
     PlanAcceptedObservation,
+    SurveyObservation,
     Tenancy,
+    ToolOffer,
     WorkspaceSpec,
     legacy_of,
     sdk_of,
@@ -34,6 +37,7 @@ class Setup:
         forked_at: the last event that a fork shares with its origin; 0 for none.
         pinned_version: the only version of workers that may continue it; empty for any.
         rollout: the exact tokens of its replies are recorded.
+        mcp_servers: MCP servers of this conversation alone; the survey lists their tools.
         chosen_id: the event in which a user chose the current agent; 0 for the first event, and for a plan.
     """
 
@@ -49,6 +53,7 @@ class Setup:
     chosen_id: int = 0
     pinned_version: str = ""
     rollout: bool = False
+    mcp_servers: dict[str, McpAddress] = field(default_factory=dict)
 
 
 def _after_creation(setup: Setup, created: ConversationCreated, state: State) -> Setup:
@@ -66,6 +71,7 @@ def _after_creation(setup: Setup, created: ConversationCreated, state: State) ->
         forked_at=created.forked_at,
         pinned_version=created.pinned_version or "",
         rollout=bool(created.rollout),
+        mcp_servers=created.mcp_servers or {},
     )
 
 
@@ -88,13 +94,23 @@ def _after_change(setup: Setup, change: ConversationChanged, state: State) -> Se
     if change.analyzer is not None:
         policy = policy.model_copy(update={"analyzer": change.analyzer})
     if change.tools is not None:
-        added = {offer.key for offer in change.tools}
-        kept = tuple(offer for offer in agent.tools if offer.key not in added)
-        agent = agent.model_copy(update={"tools": (*kept, *change.tools)})
+        agent = _with_tools(agent, change.tools)
     if policy is not agent.confirmation:
         agent = agent.model_copy(update={"confirmation": policy})
     chosen_id = setup.chosen_id if change.agent is None and change.loop is None else change.id
     return evolve(setup, agent=agent, limits=change.limits or setup.limits, chosen_id=chosen_id)
+
+
+def _after_survey(setup: Setup, answer: SurveyObservation, state: State) -> Setup:
+    if not answer.tools or answer.cause != state.survey.action_id:
+        return setup
+    return evolve(setup, agent=_with_tools(setup.agent, answer.tools))
+
+
+def _with_tools(agent: AgentSpec, tools: tuple[ToolOffer, ...]) -> AgentSpec:
+    added = {offer.key for offer in tools}
+    kept = tuple(offer for offer in agent.tools if offer.key not in added)
+    return agent.model_copy(update={"tools": (*kept, *tools)})
 
 
 def _after_plan(setup: Setup, accepted: PlanAcceptedObservation, state: State) -> Setup:
@@ -108,6 +124,7 @@ SETUP = Concern(
     {
         ConversationCreated: _after_creation,
         ConversationChanged: _after_change,
+        SurveyObservation: _after_survey,
         ModelSwitched: _after_switch,
         PlanAcceptedObservation: _after_plan,
     },

@@ -12,37 +12,39 @@ where it would also run outside the sandbox.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract import (
-    FILE_MARK,
     HOOK_SCRIPT,
     NO_SKILLS,
     SETUP_SCRIPT,
     Action,
     AgentState,
+    ChangeAgentStateAction,
     CmdRunAction,
+    Event,
     EventSource,
+    MessageAction,
     Observation,
     OutcomeUnknownObservation,
     SkillFiles,
     SkillReader,
     SurveyAction,
     SurveyObservation,
+    parse_surveyed_files,
 )
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, AwaitTools, Effect
+from controller_worker.core.pending import is_run_request
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
 
 MAX_ATTEMPTS = 3
+FAILED_CODE = "mcp_server_unavailable"
 SCRIPT_LIMIT_SECONDS = 600.0
 """As in the original (10.1)."""
 
@@ -68,6 +70,8 @@ class Survey:
         attempts: number of attempts.
         answer_id: the event with the answer; 0 for none.
         scripts: scripts still to run, or in flight.
+        has_failed: an MCP server of the task cannot be used.
+        is_repeated: a user has resumed the conversation after such a failure.
     """
 
     action_id: int = 0
@@ -75,17 +79,21 @@ class Survey:
     answer_id: int = 0
     is_over: bool = False
     scripts: tuple[str, ...] = ()
+    has_failed: bool = False
+    is_repeated: bool = False
 
 
 def needs_survey(state: State) -> bool:
-    """Return whether to survey the workspace before the first recall."""
-    setup = state.setup
-    return (
-        _is_first_message(state)
-        and (setup.workspace.path is not None or state.opening.is_open)
-        and setup.agent.enable_workspace_skills
-        and not state.survey.is_over
-    )
+    """Return whether to survey the workspace, and to list the tools of the task's servers, before the first recall."""
+    setup, survey = state.setup, state.survey
+    if survey.is_over or not (_is_first_message(state) or (survey.is_repeated and _may_run(state))):
+        return False
+    has_files = setup.workspace.path is not None or state.opening.is_open
+    return bool(setup.mcp_servers) or (has_files and setup.agent.enable_workspace_skills)
+
+
+def _may_run(state: State) -> bool:
+    return (state.lifecycle.requested or state.lifecycle.agent_state) is AgentState.RUNNING
 
 
 def needs_script(state: State) -> bool:
@@ -115,7 +123,25 @@ def survey_workspace(state: State, now: datetime) -> Effect | None:
         return None
     if state.survey.action_id:
         return AwaitTools((state.survey.action_id,))
-    return Append((SurveyAction() if is_surveying else _make_script_action(state.survey.scripts[0]),))
+    if not is_surveying:
+        return Append((_make_script_action(state.survey.scripts[0]),))
+    setup = state.setup
+    return Append((SurveyAction(servers=setup.mcp_servers or None, with_skills=setup.agent.enable_workspace_skills),))
+
+
+def find_failure(state: State, event: Observation) -> tuple[str, str] | None:
+    """Return reason and code if a server of the task cannot be used; None for any other observation.
+
+    A survey with an unknown outcome is retried. One that a user stopped has not failed.
+    """
+    survey = state.survey
+    if not 0 != survey.action_id == event.cause or survey.is_over or event.source is EventSource.AGENT:
+        return None
+    if isinstance(event, SurveyObservation):
+        return (event.failure, FAILED_CODE) if event.failure else None
+    if not state.setup.mcp_servers or _is_unknown(survey, event):
+        return None
+    return event.content, FAILED_CODE
 
 
 def _make_script_action(name: str) -> CmdRunAction:
@@ -133,14 +159,18 @@ def _make_script_action(name: str) -> CmdRunAction:
 def _find_due_scripts(state: State, answer: Observation) -> tuple[str, ...]:
     """Return the scripts to run; none for a delegate, because its parent's workspace is set up."""
     setup = state.setup
-    if not isinstance(answer, SurveyObservation) or setup.delegate_level or not setup.agent.enable_cmd:
+    if not isinstance(answer, SurveyObservation) or setup.delegate_level or state.survey.is_repeated:
+        return ()
+    if not (setup.agent.enable_cmd and setup.agent.enable_workspace_skills):
         return ()
     may_run = (SETUP_SCRIPT, HOOK_SCRIPT) if setup.workspace.path is None else (SETUP_SCRIPT,)
     return tuple(name for name in may_run if name in answer.scripts)
 
 
 def _after_action(survey: Survey, action: SurveyAction, state: State) -> Survey:
-    return Survey(action.id, survey.attempts + 1) if is_survey(state, action) else survey
+    if not is_survey(state, action):
+        return survey
+    return evolve(survey, action_id=action.id, attempts=survey.attempts + 1)
 
 
 def _after_observation(survey: Survey, answer: Observation, state: State) -> Survey:
@@ -149,18 +179,40 @@ def _after_observation(survey: Survey, answer: Observation, state: State) -> Sur
         return survey
     if survey.is_over:
         return evolve(survey, action_id=0, scripts=survey.scripts[1:])
-    if isinstance(answer, OutcomeUnknownObservation) and survey.attempts < MAX_ATTEMPTS:
-        return Survey(attempts=survey.attempts)
+    if _is_unknown(survey, answer):
+        return evolve(survey, action_id=0)
     is_answer = isinstance(answer, SurveyObservation) and answer.is_complete
-    answer_id, scripts = (answer.id, _find_due_scripts(state, answer)) if is_answer else (0, ())
-    return Survey(0, survey.attempts, answer_id, is_over=True, scripts=scripts)
+    is_read = is_answer and state.setup.agent.enable_workspace_skills
+    answer_id, scripts = (answer.id, _find_due_scripts(state, answer)) if is_read else (survey.answer_id, ())
+    has_failed = find_failure(state, answer) is not None
+    return Survey(0, survey.attempts, answer_id, is_over=True, scripts=scripts, has_failed=has_failed)
+
+
+def _is_unknown(survey: Survey, answer: Observation) -> bool:
+    return isinstance(answer, OutcomeUnknownObservation) and survey.attempts < MAX_ATTEMPTS
+
+
+def _after_request(survey: Survey, event: Event, state: State) -> Survey:
+    """Repeat a failed survey when a user resumes the conversation."""
+    if not (survey.has_failed and is_run_request(event)):
+        return survey
+    return Survey(answer_id=survey.answer_id, is_repeated=True)
 
 
 def _after_command(survey: Survey, action: CmdRunAction, state: State) -> Survey:
     return evolve(survey, action_id=action.id) if is_script(state, action) and not survey.action_id else survey
 
 
-SURVEY = Concern("survey", {SurveyAction: _after_action, CmdRunAction: _after_command, Observation: _after_observation})
+SURVEY = Concern(
+    "survey",
+    {
+        SurveyAction: _after_action,
+        CmdRunAction: _after_command,
+        Observation: _after_observation,
+        MessageAction: _after_request,
+        ChangeAgentStateAction: _after_request,
+    },
+)
 
 
 def parse_survey_skills(answer: Observation) -> SkillFiles:
@@ -168,36 +220,23 @@ def parse_survey_skills(answer: Observation) -> SkillFiles:
     if not isinstance(answer, SurveyObservation):
         return NO_SKILLS
     reader = SkillReader()
-    for path, text in _parse_files(answer.content):
-        _add_file(reader, path, text)
-    return reader.to_skill_files()
+    for path, text in parse_surveyed_files(answer.content):
+        reader.add_surveyed(path, text)
+    return _with_notices(reader, answer)
 
 
 async def parse_survey_skills_in_turns(answer: Observation) -> SkillFiles:
     """Like `parse_survey_skills`, but yield to the event loop after each file."""
+    if not isinstance(answer, SurveyObservation):
+        return NO_SKILLS
     reader = SkillReader()
-    for path, text in _parse_files(answer.content) if isinstance(answer, SurveyObservation) else ():
-        _add_file(reader, path, text)
+    for path, text in parse_surveyed_files(answer.content):
+        reader.add_surveyed(path, text)
         await asyncio.sleep(0)
-    return reader.to_skill_files()
+    return _with_notices(reader, answer)
 
 
-def _add_file(reader: SkillReader, path: str, text: str | None) -> None:
-    if text is None:
-        reader.leave_out(path)
-    else:
-        reader.add(path, text)
-
-
-def _parse_files(output: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the path and the text of each file; a path without a text is the first file that was left out."""
-    for line in output.splitlines():
-        if not line.startswith(FILE_MARK):
-            continue
-        parts = line.removeprefix(FILE_MARK).split()
-        try:
-            path, *rest = (base64.b64decode(part, validate=True).decode(errors="replace") for part in parts)
-            (content,) = rest or (None,)
-        except (ValueError, binascii.Error):
-            continue
-        yield path, content
+def _with_notices(reader: SkillReader, answer: SurveyObservation) -> SkillFiles:
+    """Return the skills, and the reasons why servers of skills are not offered."""
+    files = reader.to_skill_files()
+    return replace(files, unreadable=(*files.unreadable, *(answer.left_out or ())))

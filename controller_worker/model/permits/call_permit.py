@@ -16,6 +16,7 @@ Does not: decide the effect of a wait on the conversation; see `concerns.model_c
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -31,7 +32,7 @@ from broker.contract import (
     Priority,
 )
 from broker.contract import priority_of as priority_for
-from broker.limits import BatchCallStatus, Batches, list_accounts
+from broker.limits import BatchCallStatus, Batches, QuotaKey, QuotaPool, list_accounts
 from broker.runtime import UsageError
 from controller_worker.core import BUDGET, LARGEST_RATIO, Append, CallModel, State, correct_estimate, find_latest_call
 from controller_worker.model.permits.permits import Permits
@@ -186,6 +187,8 @@ class BatchedCall:
         raise CallBatched
 
 
+PREFIX_MESSAGES, PREFIX_CHARS = 2, 20_000
+"""How much of a prompt tells that of one group from that of another."""
 QUIET_SECONDS = 5.0
 """A shorter expected wait is not logged and keeps the conversation in memory."""
 POSSIBLY_BILLED = frozenset({"timeout", "malformed_reply", "no_response", "unexpected"})
@@ -212,9 +215,9 @@ class CallPermit:
         self._is_batched = False
 
     @property
-    def key_env(self) -> str | None:
-        """The environment variable with the key for the call; None for the default key."""
-        return self._quota.key_env
+    def key(self) -> QuotaKey | None:
+        """The key and the address for the call, if they are not those of the model's settings."""
+        return self._quota.key
 
     @property
     def tenant(self) -> str:
@@ -260,7 +263,9 @@ class CallPermit:
             self.counts_tokens = True
             ratio = counted_ratio or self.ratio(state, config, request)
             estimate = estimate_prompt_tokens(request, self._permits.tokens)
-            deferred = await self._quota.acquire(pool, config.model, correct_estimate(estimate, ratio or 1.0))
+            prefix = hash_first_prompt(request) if pool is not None and pool.has_replicas else ""
+            tokens = correct_estimate(estimate, ratio or 1.0)
+            deferred = await self._quota.acquire(pool, config.model, tokens, prefix=prefix)
             if deferred is None and accounts:
                 tokens = correct_estimate(estimate, ratio or LARGEST_RATIO)
                 deferred = await self._reserve_budget(state, accounts, config, tokens)
@@ -288,11 +293,13 @@ class CallPermit:
         """Hold the permit during one call; see `QuotaPermit.hold`."""
         return self._quota.hold(model)
 
-    async def count_prompt(self, config: LLMConfig, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
+    async def count_prompt(
+        self, config: LLMConfig, count: Callable[[QuotaKey | None], Awaitable[int | None]]
+    ) -> int | None:
         """Count a prompt under the quota of its model. Return None if the quota has no room now.
 
         Args:
-            count: asks the provider, with the key of an environment variable; None for the default key.
+            count: asks the provider, with another key or address than those of the model's settings, if not None.
         """
         pool = self._permits.governor.find_pool(config.model, self.tenant)
         if pool is None:
@@ -306,10 +313,9 @@ class CallPermit:
         latest = find_latest_call(state.usage.latest, request.service, config.model)
         return self._permits.ratio(config.model) if latest is None or latest.ratio is None else latest.ratio
 
-    def key_count(self, config: LLMConfig) -> int:
-        """Return the number of keys of the model's quota; 1 without a quota."""
-        pool = self._permits.governor.find_pool(config.model, self.tenant)
-        return 1 if pool is None else len(pool.quotas)
+    def find_pool(self, config: LLMConfig) -> QuotaPool | None:
+        """Return the keys of the model's quota, or its replicas; None without a quota."""
+        return self._permits.governor.find_pool(config.model, self.tenant)
 
     async def try_alternative(self, config: LLMConfig, request: ModelRequest) -> bool:
         """Exchange the permit for a permit of a fallback, without waiting.
@@ -353,6 +359,8 @@ class CallPermit:
         await self._budget.leave_queue()
         self.is_refused = False
         await self._quota.give_back_unused()
+        if state.lifecycle.agent_state in TERMINAL_STATES:
+            await self._quota.leave_home()
         if self._permits.may_batch:
             await self._leave_batch(state, is_over=is_over or state.lifecycle.agent_state in TERMINAL_STATES)
         else:
@@ -411,6 +419,14 @@ class CallPermit:
 async def _settle_lost_call(quota: QuotaPermit, budget: BudgetReservation, state: State) -> None:
     await quota.give_back_unused()
     await budget.settle(state, is_lost=True)
+
+
+def hash_first_prompt(request: ModelRequest) -> str:
+    """Return the same text for requests that begin with the same messages, such as those of a group of rollouts."""
+    found = hashlib.blake2b(digest_size=12)
+    for message in request.messages[:PREFIX_MESSAGES]:
+        found.update(repr(message)[:PREFIX_CHARS].encode(errors="replace"))
+    return found.hexdigest()
 
 
 def find_priority(state: State) -> Priority:

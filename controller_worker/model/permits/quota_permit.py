@@ -13,18 +13,22 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from broker.contract import ModelCallDeferred, Ownership, Priority
-from broker.limits import OWN_KEY, CallGranted, CallOutcome, CallQueued, QuotaPool
+from broker.limits import CallOutcome, CallQueued, Quota, QuotaKey, QuotaPool
+from broker.runtime import StoreRefused
 from controller_worker.core import QUOTA
 from controller_worker.model.permits.permits import Permits
-from controller_worker.providers import Completion, RateLimitError
+from controller_worker.providers import Completion, RateLimitError, UnreachableError
+
+MAX_TABLES = 3
+"""How often a permit is requested again because the quota table has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A permit for one call: its quota and the environment variable of its key (None: the default key)."""
+    """A permit for one call, under one quota of a pool."""
 
     pool: QuotaPool
-    key_env: str | None
+    quota: Quota
 
 
 @dataclass(slots=True)
@@ -48,18 +52,21 @@ class QuotaPermit:
         self._ownership = ownership
         self._grant: Grant | None = None
         self._queue: QuotaPool | None = None
+        self._home: QuotaPool | None = None
 
     @property
-    def key_env(self) -> str | None:
-        """The environment variable with the key for the call; None for the default key."""
-        return None if self._grant is None else self._grant.key_env
+    def key(self) -> QuotaKey | None:
+        """The key and the address for the call, if they are not those of the model's settings."""
+        return None if self._grant is None else self._grant.quota.call_key
 
     @property
     def is_granted(self) -> bool:
         """Whether a quota has granted the next call."""
         return self._grant is not None
 
-    async def acquire(self, pool: QuotaPool | None, model: str, tokens: int) -> ModelCallDeferred | None:
+    async def acquire(
+        self, pool: QuotaPool | None, model: str, tokens: int, *, prefix: str = ""
+    ) -> ModelCallDeferred | None:
         """Request the permit. Return why the call must wait; None if it may be made.
 
         Idempotent: for a repeated request, the governor grants the same permit.
@@ -67,11 +74,12 @@ class QuotaPermit:
         Args:
             pool: the quota that the call counts against; None without one. Call `leave_others` first.
             tokens: the estimated size of the prompt.
+            prefix: see `Governor.reserve`.
         """
         if pool is None:
             return None
         self._grant = None
-        answer = await self._reserve(pool, model, tokens)
+        answer = await self._reserve(pool, model, tokens, prefix)
         if isinstance(answer, CallQueued):
             self._queue = pool
             return ModelCallDeferred(
@@ -80,8 +88,7 @@ class QuotaPermit:
                 waits_for=pool.title,
                 expected_at=self._permits.clock.now() + timedelta(seconds=answer.eta_seconds),
             )
-        self._accept(pool, answer)
-        self._queue = None
+        self._grant, self._queue = answer, None
         return None
 
     async def try_acquire(self, pool: QuotaPool, model: str, tokens: int) -> bool:
@@ -90,7 +97,7 @@ class QuotaPermit:
         if isinstance(answer, CallQueued):
             await self._withdraw(pool)
             return False
-        self._accept(pool, answer)
+        self._grant = answer
         return True
 
     @contextlib.asynccontextmanager
@@ -114,7 +121,7 @@ class QuotaPermit:
         return self._queue is not None
 
     async def count_prompt(
-        self, pool: QuotaPool, model: str, count: Callable[[str | None], Awaitable[int | None]]
+        self, pool: QuotaPool, model: str, count: Callable[[QuotaKey | None], Awaitable[int | None]]
     ) -> int | None:
         """Count a prompt under a permit for one request without tokens. Return None if the quota has no room."""
         if not await self.try_acquire(pool, model, 0):
@@ -122,7 +129,7 @@ class QuotaPermit:
         grant, self._grant = self._grant, None
         assert grant is not None
         async with self._give_back_on_failure(grant):
-            tokens = await count(grant.key_env)
+            tokens = await count(grant.quota.call_key)
         await self._give_back(grant, CallOutcome.OK)
         return tokens
 
@@ -137,16 +144,28 @@ class QuotaPermit:
         except RateLimitError as error:
             await self._give_back(grant, CallOutcome.LIMITED, error.retry_after_seconds)
             raise
+        except UnreachableError:
+            await self._give_back(grant, CallOutcome.FAILED if grant.quota.base_url is None else CallOutcome.DOWN)
+            raise
         except Exception:
             await self._give_back(grant, CallOutcome.FAILED)
             raise
 
     async def leave_others(self, pool: QuotaPool | None) -> None:
-        """Leave the queues of other quotas and give back their permits, because the model may have changed."""
-        if self._queue is not pool:
+        """Leave the queue and give back the permit of any other quota, in case the conversation changed its model."""
+        name = None if pool is None else pool.name  # of two tables, if the file has changed
+        if self._queue is not None and self._queue.name != name:
             await self.leave_queue()
-        if self._grant is not None and self._grant.pool is not pool:
+        if self._grant is not None and self._grant.pool.name != name:
             await self.give_back_unused()
+        if self._home is not None and self._home.name != name:
+            await self.leave_home()
+
+    async def leave_home(self) -> None:
+        """Make room in the cache of the replica that has the conversation's prompt."""
+        home, self._home = self._home, None
+        if home is not None:
+            await self._withdraw(home, is_over=True)
 
     async def leave_queue(self) -> None:
         """Stop waiting for a permit."""
@@ -159,28 +178,47 @@ class QuotaPermit:
         grant, self._grant = self._grant, None
         await self._give_back(grant, CallOutcome.UNSENT)
 
-    async def _reserve(self, pool: QuotaPool, model: str, tokens: int) -> CallGranted | CallQueued:
-        return await self._permits.governor.reserve(
-            pool,
-            self._ownership.conversation_id,
-            self._ownership.worker_id,
-            input_tokens=tokens,
-            output_tokens=self._permits.estimate_output_tokens(model),
-            priority=self.priority,
-            tenant=self.tenant,
-            fence=self._ownership.token,
-        )
+    async def _reserve(self, pool: QuotaPool, model: str, tokens: int, prefix: str = "") -> Grant | CallQueued:
+        for _ in range(MAX_TABLES):
+            answer = await self._permits.governor.reserve(
+                pool,
+                self._ownership.conversation_id,
+                self._ownership.worker_id,
+                input_tokens=tokens,
+                output_tokens=self._permits.estimate_output_tokens(model),
+                priority=self.priority,
+                tenant=self.tenant,
+                fence=self._ownership.token,
+                prefix=prefix,
+            )
+            if isinstance(answer, CallQueued):
+                return answer
+            quota = pool.find_quota(answer.key)
+            if quota is not None:
+                if pool.has_replicas:
+                    self._home = pool
+                return Grant(pool, quota)
+            # Another worker has a newer table, or the store's was overwritten. No address is taken from the store.
+            await self._permits.read_table_again()
+            pool = self._permits.governor.table.find_pool(pool.model, self.tenant) or pool
+            await self._permits.governor.settle(
+                pool,
+                self._ownership.conversation_id,
+                self._ownership.worker_id,
+                CallOutcome.UNSENT,
+                fence=self._ownership.token,
+            )
+        raise StoreRefused(f"The quota of {pool.title} has a key that the table of this worker does not have.")
 
-    def _accept(self, pool: QuotaPool, answer: CallGranted) -> None:
-        self._grant = Grant(pool, None if answer.key == OWN_KEY else answer.key)
-
-    async def _withdraw(self, pool: QuotaPool) -> None:
+    async def _withdraw(self, pool: QuotaPool, *, is_over: bool = False) -> None:
         owner = self._ownership
-        await self._permits.governor.withdraw(pool, owner.conversation_id, owner.worker_id, fence=owner.token)
+        await self._permits.governor.withdraw(
+            pool, owner.conversation_id, owner.worker_id, fence=owner.token, is_over=is_over
+        )
 
     async def _settle(self, grant: Grant, completion: Completion) -> None:
         usage = completion.usage
-        quota = grant.pool.find_quota(grant.key_env or OWN_KEY)
+        quota = grant.quota
         governor = self._permits.governor
         worker_id = self._ownership.worker_id
         if quota.is_below_burst(completion.quota_left):

@@ -11,6 +11,7 @@ import logging
 from functools import partial
 
 from broker.contract import ModelCallFailed
+from broker.limits import QuotaKey
 from broker.runtime import DeckhandsError
 from controller_worker.core import Append, compute_ratio, correct_estimate
 from controller_worker.model.model_call import to_call_failure
@@ -80,8 +81,8 @@ async def _count(call: PendingCall) -> PromptCount:
     llm = call.question.llm
     request = call.question.request
 
-    async def ask(key_env: str | None) -> int | None:
-        async with call.models.use_client(llm, key_env=key_env) as (client, _), asyncio.timeout(COUNT_LIMIT_SECONDS):
+    async def ask(key: QuotaKey | None) -> int | None:
+        async with call.models.use_client(llm, key=key) as (client, _), asyncio.timeout(COUNT_LIMIT_SECONDS):
             return await count_prompt_tokens(client, request)
 
     try:

@@ -38,6 +38,7 @@ from controller_worker.providers.errors import (
     OutOfCreditsError,
     RateLimitError,
     ServiceUnavailableError,
+    UnreachableError,
 )
 
 CONTEXT_WINDOW_TEXTS = (
@@ -170,8 +171,8 @@ _BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
     (frozenset({"RequestUnsendable"}), BadRequestError),
     (frozenset({"APITimeoutError", "TimeoutException", "TimeoutError"}), ModelTimeoutError),
     (frozenset({"JSONDecodeError", "APIResponseValidationError", "UnicodeDecodeError"}), MalformedReplyError),
-    (frozenset({"TransportError", "ClientError", "ConnectionError"}), ServiceUnavailableError),
-    (frozenset({"APIConnectionError", "RequestFailed"}), ServiceUnavailableError),
+    (frozenset({"TransportError", "ClientError", "ConnectionError"}), UnreachableError),
+    (frozenset({"APIConnectionError", "RequestFailed"}), UnreachableError),
 )
 """Error classes by the class names of a cause and its bases, in this order."""
 

@@ -33,6 +33,7 @@ class CopyOptions:
 
     source: str
     target: str
+    at: int | None
     as_json: bool
 
 
@@ -41,12 +42,19 @@ class CheckpointOptions:
     """Options of `checkpoint`."""
 
     conversation_id: str
+    is_listing: bool
     as_json: bool
 
 
 @click.command()
 @click.argument("source")
 @click.argument("target")
+@click.option(
+    "--at",
+    type=click.IntRange(min=1),
+    metavar="EVENT",
+    help="Copy the files of the last checkpoint at or before this event.",
+)
 @json_option
 @with_options(CopyOptions)
 def cp(options: CopyOptions) -> None:
@@ -61,6 +69,8 @@ def cp(options: CopyOptions) -> None:
             "One path must be in a workspace, and the other on this machine.",
             remedy="Write ID:PATH for the path in the workspace and ./PATH for the local one.",
         )
+    if options.at is not None and ends[0] is None:
+        raise UsageError("A checkpoint cannot be changed.", remedy="Leave out --at.")
     skipped: list[str] = []
     without_bits: list[str] = []
     with progress("Copied") as on_progress:
@@ -70,7 +80,7 @@ def cp(options: CopyOptions) -> None:
             files, size, skipped = on_conversation(
                 conversation_id,
                 lambda client: WorkspaceFiles(client.store).download(
-                    conversation_id, path, Path(options.target), **watching
+                    conversation_id, path, Path(options.target), at=options.at, **watching
                 ),
             )
         else:
@@ -122,11 +132,21 @@ def diff(options: ConversationOptions) -> None:
 
 @click.command()
 @conversation_argument
+@click.option("--list", "is_listing", is_flag=True, help="List the events whose files are kept, and save nothing.")
 @json_option
 @with_options(CheckpointOptions)
 def checkpoint(options: CheckpointOptions) -> None:
     """Save a workspace now. Another node can restore it, and forks start with it."""
     conversation_id = options.conversation_id
+    if options.is_listing:
+        events = on_conversation(
+            conversation_id, lambda client: WorkspaceFiles(client.store).checkpoints(conversation_id)
+        )
+        if options.as_json:
+            print_json({"events": [*events]})
+        else:
+            print("\n".join(map(str, events)) or "No checkpoint is kept.")
+        return
     files, size = on_conversation(
         conversation_id, lambda client: WorkspaceFiles(client.store).checkpoint(conversation_id)
     )

@@ -26,6 +26,7 @@ from deckhands.client import clean_line, note, print_json, print_text, render_ta
 SECTION = "Start a conversation"
 SUMMARIES = {"skills": "List, check and install the skills, instructions and agents that an agent finds in a folder."}
 AGENT_USE = "with --delegation"
+SERVER_USE = "tools of an MCP server, if the operator allows it"
 
 HEAD = ("SKILL", "SHOWN", "CHARS", "FILE")
 MOST_SHOWN = 60
@@ -96,7 +97,7 @@ def skills() -> None:
 def list_skills(options: SkillListOptions) -> None:
     """List the skills of the workspace FOLDER (by default this one) and your own, with when the agent reads each.
 
-    Files that define agents to delegate tasks to are listed as well.
+    Files that define agents to delegate tasks to, and the MCP servers that skills ask for, are listed as well.
     """
     own = {skill.name: skill for skill in load_skills(Path.home())}
     read = parse_skills(read_workspace_files(options.folder))
@@ -119,6 +120,8 @@ def list_skills(options: SkillListOptions) -> None:
         for path, agent in agents:
             about = {"name": agent.name, "description": agent.description, "instructions": agent.instructions}
             print_json({"file": path, "shown": AGENT_USE, **about})
+        for server in read.servers:
+            print_json({"server": server.name, "skill": server.skill, "url": server.url, "shown": SERVER_USE})
     else:
         rows = [
             (
@@ -130,6 +133,10 @@ def list_skills(options: SkillListOptions) -> None:
             for skill, path in listed
         ]
         rows += [(agent.name, AGENT_USE, str(len(agent.instructions)), clean_line(path)) for path, agent in agents]
+        rows += [
+            (server.name, SERVER_USE, "", clean_line(f"{server.url or 'a program'} (of the skill {server.skill})"))
+            for server in read.servers
+        ]
         print_text("\n".join(render_table(HEAD, rows)))
     for problem in problems:
         note(f"Left out: {problem}")

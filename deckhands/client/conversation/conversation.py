@@ -26,6 +26,7 @@ class Files(Blocking[AsyncFiles]):
     upload = blocking(AsyncFiles.upload)
     download = blocking(AsyncFiles.download)
     list = blocking(AsyncFiles.list)
+    checkpoints = blocking(AsyncFiles.checkpoints)
 
 
 class ConversationFields(TaskFields, total=False):

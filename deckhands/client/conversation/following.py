@@ -125,9 +125,9 @@ class AsyncFiles:
         self._client = client
         self._id = conversation_id
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, *, at: int | None = None) -> bytes:
         """Return the content of a file; see `WorkspaceFiles.read`."""
-        return await (await self._client()).files.read(self._id(), path)
+        return await (await self._client()).files.read(self._id(), path, at=at)
 
     async def write(self, path: str, content: bytes | str) -> None:
         """Write a file, which appears atomically; see `WorkspaceFiles.write`."""
@@ -137,10 +137,14 @@ class AsyncFiles:
         """Copy a file or a directory of this machine into the workspace; see `WorkspaceFiles.upload`."""
         await (await self._client()).files.upload(self._id(), Path(source), path)
 
-    async def download(self, path: str, target: str | os.PathLike[str]) -> None:
+    async def download(self, path: str, target: str | os.PathLike[str], *, at: int | None = None) -> None:
         """Copy a file or a directory of the workspace to this machine; see `WorkspaceFiles.download`."""
-        await (await self._client()).files.download(self._id(), path, Path(target))
+        await (await self._client()).files.download(self._id(), path, Path(target), at=at)
 
-    async def list(self, path: str = ".") -> list[FileEntry]:
+    async def list(self, path: str = ".", *, at: int | None = None) -> list[FileEntry]:
         """Return the entries of a directory; see `WorkspaceFiles.list`."""
-        return await (await self._client()).files.list(self._id(), path)
+        return await (await self._client()).files.list(self._id(), path, at=at)
+
+    async def checkpoints(self) -> Sequence[int]:
+        """Return the events with a checkpoint of the files; see `WorkspaceFiles.checkpoints`."""
+        return await (await self._client()).files.checkpoints(self._id())

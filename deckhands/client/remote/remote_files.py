@@ -14,6 +14,7 @@ import asyncio
 import gzip
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -41,9 +42,9 @@ class RemoteFiles:
     def __init__(self, calls: ServerCalls) -> None:
         self._calls = calls
 
-    async def read(self, conversation_id: str, path: str) -> bytes:
+    async def read(self, conversation_id: str, path: str, *, at: int | None = None) -> bytes:
         """Return the content of a file."""
-        content, kind = await self._fetch(conversation_id, path)
+        content, kind = await self._fetch(conversation_id, path, at)
         if kind == TAR:
             raise UsageError(f"{path} is not a file.", remedy="Name a file, or download the directory.")
         return content
@@ -67,30 +68,42 @@ class RemoteFiles:
         except OSError as error:
             raise UsageError(f"{source} cannot be read: {error.strerror}.", remedy="Name another.") from error
 
-    async def download(self, conversation_id: str, path: str, target: Path) -> None:
+    async def download(self, conversation_id: str, path: str, target: Path, *, at: int | None = None) -> None:
         """Copy a file or a directory of a workspace to this machine.
 
         Raises:
             UsageError: the target cannot be written.
         """
-        content, kind = await self._fetch(conversation_id, path)
+        content, kind = await self._fetch(conversation_id, path, at)
         try:
             await asyncio.to_thread(_put, content, kind, path, target)
         except OSError as error:
             raise UsageError(f"{target} cannot be written: {error}.", remedy="Name another target.") from error
 
-    async def list(self, conversation_id: str, path: str = ".") -> list[FileEntry]:
+    async def list(self, conversation_id: str, path: str = ".", *, at: int | None = None) -> list[FileEntry]:
         """Return the entries of a directory, by name."""
-        answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/files", query={"path": path})
+        query = {"path": path} | _at(at)
+        answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/files", query=query)
         return [FileEntry.model_validate(entry) for entry in answer.json()]
 
-    async def _fetch(self, conversation_id: str, path: str) -> tuple[bytes, str]:
-        answer = await self._calls.ask("GET", _path(conversation_id, path), read_seconds=LONG_SECONDS)
+    async def checkpoints(self, conversation_id: str) -> Sequence[int]:
+        """Return the events with a checkpoint of the files, in order."""
+        answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/checkpoints")
+        found: Sequence[int] = answer.json()
+        return found
+
+    async def _fetch(self, conversation_id: str, path: str, at: int | None) -> tuple[bytes, str]:
+        place = _path(conversation_id, path)
+        answer = await self._calls.ask("GET", place, query=_at(at), read_seconds=LONG_SECONDS)
         return answer.content, answer.headers["content-type"]
 
 
 def _path(conversation_id: str, path: str) -> str:
-    return f"/conversations/{conversation_id}/files/{quote(path)}"
+    return f"/conversations/{conversation_id}/files/{'' if path == '.' else quote(path)}"
+
+
+def _at(event: int | None) -> dict[str, str]:
+    return {} if event is None else {"at": str(event)}
 
 
 def _files_in(source: Path) -> list[Path]:

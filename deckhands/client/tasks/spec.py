@@ -19,10 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from broker.contract import (
     NAME_PATTERN,
+    SERVER_NAME_PATTERN,
     AgentSpec,
     DoubleTexting,
     Labels,
     Limits,
+    McpAddress,
     Moment,
     PriorityName,
     Seconds,
@@ -46,6 +48,7 @@ from deckhands.client.tasks.tasks import (
 
 MAX_KEY_CHARS = 256
 MAX_TOOLS = 128
+MAX_SERVERS = 16
 MAX_SECRETS = 64
 MAX_TITLE = 200
 SHOWN_ERRORS = 5
@@ -86,6 +89,13 @@ class TaskSpec(BaseModel):
     limits: Limits = Field(default=Limits(), description="Limits of the conversation, such as iterations and cost.")
     tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = Field(
         default=(), description="Tools that tool workers offer: keys, or patterns such as github/*."
+    )
+    mcp_servers: Annotated[
+        dict[Annotated[str, Field(pattern=SERVER_NAME_PATTERN)], McpAddress], Field(max_length=MAX_SERVERS)
+    ] = Field(
+        default_factory=dict,
+        description="MCP servers whose tools the agent gets, by their names: {} for one of the operator, or the url of "
+        "another one, which the operator has to allow.",
     )
     output: dict[str, Any] | None = Field(
         default=None, description="A JSON Schema for the output that the agent must return when it finishes."
@@ -262,6 +272,7 @@ class TaskFields(TypedDict, total=False):
     limits: Limits | None
     images: Sequence[Image]
     secrets: Mapping[str, SecretValue] | None
+    mcp_servers: Mapping[str, McpAddress | Mapping[str, Any]] | None
     headless: bool
     tenancy: Tenancy | None
     tenant: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,7 @@ class WorkspaceFiles:
         on_without_bits: Callable[[list[str]], None] = _ignore,
         is_wanted: Callable[[str], bool] | None = None,
         limit_bytes: int = MAX_COPY_BYTES,
+        at: int | None = None,
     ) -> tuple[int, int, list[str]]:
         """Copy a file or a directory out of a workspace; the target gets all of it or, if that fails, nothing.
 
@@ -84,8 +85,9 @@ class WorkspaceFiles:
             target: an existing directory, or the new name of the file or directory.
             on_progress: called from time to time during a long copy.
             on_without_bits: gets the names of some files whose set-user-id, set-group-id or sticky bit was not copied.
-            is_wanted: returns whether to copy the entry with this name in the directory; None to copy all.
-            limit_bytes: the maximum size of the copied files, in addition to the general maximum of 4 GiB.
+            is_wanted: returns whether to copy the entry with this name in the directory; None: copy all.
+            limit_bytes: the maximum size of the copied files; the whole may have at most 4 GiB as well.
+            at: an event: copy the files of the last checkpoint at or before it, see `checkpoints`; None: as they are.
 
         Returns:
             How many entries and bytes were written, and the entries skipped because they point outside the target.
@@ -93,11 +95,11 @@ class WorkspaceFiles:
         Raises:
             TooLarge: the copy exceeds `limit_bytes`.
             UsageError: the target cannot be written, or the conversation has no workspace yet.
-            TransferFailed: the tool worker failed.
+            TransferFailed: the tool worker failed, or no checkpoint is that old.
         """
         options: dict[str, Any] = {} if is_wanted is None else {"is_wanted": is_wanted}
         written = partial(unpack, limit_bytes=limit_bytes, **options)
-        request = TransferRequest(what="download", path=path)
+        request = TransferRequest(what="download", path=path, at=at)
         answer = await self._transfers.send_request(conversation_id, request, limit_seconds=LONG_ANSWER_LIMIT_SECONDS)
         try:
             if not answer.answer.packed_bytes:
@@ -150,15 +152,16 @@ class WorkspaceFiles:
             on_without_bits(without_bits)
         return answer.files, answer.size_bytes
 
-    async def read(self, conversation_id: str, path: str) -> bytes:
+    async def read(self, conversation_id: str, path: str, *, at: int | None = None) -> bytes:
         """Return the content of a file of up to 64 MiB; raises the errors of `download`.
 
         Args:
             path: relative to the workspace.
+            at: see `download`.
         """
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "file"
-            await self.download(conversation_id, path, target)
+            await self.download(conversation_id, path, target, at=at)
             return await asyncio.to_thread(_read_content, target, path)
 
     async def write(self, conversation_id: str, path: str, content: bytes | str) -> None:
@@ -174,17 +177,18 @@ class WorkspaceFiles:
             await asyncio.to_thread(source.write_bytes, plain)
             await self.upload(conversation_id, source, path)
 
-    async def list(self, conversation_id: str, path: str = ".") -> list[FileEntry]:
+    async def list(self, conversation_id: str, path: str = ".", *, at: int | None = None) -> list[FileEntry]:
         """Return the first 5,000 entries of a directory, by name.
 
         Args:
             path: relative to the workspace.
+            at: see `download`.
 
         Raises:
             UsageError: the conversation has no workspace yet.
-            TransferFailed: there is no directory at the path, or the tool worker failed.
+            TransferFailed: there is no directory at the path, the tool worker failed, or no checkpoint is that old.
         """
-        answer = await self._transfers.send_request(conversation_id, TransferRequest(what="list", path=path))
+        answer = await self._transfers.send_request(conversation_id, TransferRequest(what="list", path=path, at=at))
         return [*answer.answer.entries]
 
     async def diff(self, conversation_id: str) -> bytes:
@@ -224,3 +228,13 @@ class WorkspaceFiles:
         """
         answer = (await self._transfers.send_request(conversation_id, TransferRequest(what="checkpoint"))).answer
         return answer.files, answer.size_bytes
+
+    async def checkpoints(self, conversation_id: str) -> Sequence[int]:
+        """Return the events of a conversation with a checkpoint of the files as they were then, in order.
+
+        Raises:
+            UsageError: the conversation has no workspace yet.
+            TransferFailed: its node saves no workspaces.
+        """
+        answer = await self._transfers.send_request(conversation_id, TransferRequest(what="checkpoints"))
+        return answer.answer.events

@@ -162,6 +162,7 @@ class _SdkConversionState:
             "Condensation": self._condensation,
             "CondensationRequest": lambda _: self._add("action.condensation_request", source="agent"),
             "PauseEvent": lambda _: self._to(AgentState.PAUSED),
+            "InterruptEvent": lambda _: self._to(AgentState.PAUSED),
             "ConversationErrorEvent": self._conversation_error,
         }
         kind = str(fields.get("kind"))

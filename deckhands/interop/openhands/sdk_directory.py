@@ -86,8 +86,9 @@ class SdkDirectory:
         try:
             agent = self.state.get("agent") or {}
             context = agent.get("agent_context") or {}
+            llm = agent.get("llm") or {}
             return AgentSpec(
-                llm=LLMSpec(model=(agent.get("llm") or {}).get("model")),
+                llm=LLMSpec(model=llm.get("model"), stream=True if llm.get("stream") is True else None),
                 enable_stuck_detection=self.state.get("stuck_detection", True),
                 confirmation=_policy(self.state.get("confirmation_policy") or {}),
                 condenser=_condenser(agent.get("condenser") or {}),

@@ -19,6 +19,7 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from broker.contract import (
+    STUCK_CODE,
     Action,
     ActionSecurityRisk,
     AgentFinishAction,
@@ -63,6 +64,9 @@ _RISKS = {
     ActionSecurityRisk.MEDIUM: "MEDIUM",
     ActionSecurityRisk.HIGH: "HIGH",
 }
+MAX_SUMMARY_CHARS = 1_000
+_ERROR_CODES = {"max_iterations": "MaxIterationsReached"}
+"""The SDK's names of errors by ours; others are ours."""
 _THINKING = {"thinking": "thinking", "redacted_thinking": "data"}
 """The blocks of a reply that the SDK knows, each with its text."""
 SHOWN = frozenset(
@@ -125,6 +129,7 @@ class SdkTranslation:
         self._results: list[Fields] = []
         self._messages: list[Fields] = []
         self._verdict = ""
+        self._is_interrupted = False
         # The model's view: our ids, and the ids of the events that each became; the latest summary's id.
         self._view: list[int] = []
         self._sdk_ids: dict[int, list[str]] = {}
@@ -242,7 +247,9 @@ class SdkTranslation:
         }
 
     def _translate(self, event: Event) -> list[Fields]:
-        """Return the SDK events for one of our events; none if it has no equivalent."""
+        """Return the events that one of ours becomes; none if it has no equivalent."""
+        if isinstance(event, Action):
+            self._is_interrupted = False
         match event:
             case ModelReply():
                 self._add_reply(event)
@@ -260,6 +267,7 @@ class SdkTranslation:
             case CondensationRequestAction(tool_call_metadata=None):
                 return [self._make(event, "CondensationRequest", source="environment")]
             case InterruptedObservation():
+                self._is_interrupted = True
                 return [self._make(event, "InterruptEvent", source="user")]
             case FinishVerdictObservation():
                 self._verdict = event.agent_text
@@ -357,6 +365,7 @@ class SdkTranslation:
         arguments = read_arguments(action, written)
         fields = self._make_call(action, call, json.dumps(arguments) if written is None else written)
         fields["action"] = to_sdk_action(action, arguments)
+        fields["summary"] = _summarize(fields["tool_name"], arguments)
         fields["security_risk"] = _RISKS[getattr(action, "security_risk", ActionSecurityRisk.UNKNOWN)]
         if written is None:
             fields["thought"] = to_sdk_text(action.thought)
@@ -420,9 +429,10 @@ class SdkTranslation:
             case AgentState.FINISHED | AgentState.REJECTED:
                 return self._end_turn(event)
             case AgentState.PAUSED:
-                return [self._make(event, "PauseEvent", source="user")]
-            case AgentState.ERROR:
-                own = {"code": event.code or "unexpected", "detail": event.reason or "The agent has failed."}
+                return [] if self._is_interrupted else [self._make(event, "PauseEvent", source="user")]
+            case AgentState.ERROR if event.code != STUCK_CODE:  # the status says that there
+                code = _ERROR_CODES.get(event.code, event.code) or "unexpected"
+                own = {"code": code, "detail": event.reason or "The agent has failed."}
                 return [self._make(event, "ConversationErrorEvent", source="environment", **own)]
         return []
 
@@ -450,6 +460,15 @@ class SdkTranslation:
 
 def _call_of(action: Fields) -> Fields:
     return {name: action[name] for name in ("tool_name", "tool_call_id")}
+
+
+def _summarize(tool_name: str, arguments: Fields) -> str:
+    """Return the sentence that the model wrote about a call, or the start of the call."""
+    written = arguments.get("summary")
+    if isinstance(written, str) and written.strip():
+        return written
+    own = {name: value for name, value in arguments.items() if name not in ("summary", "security_risk")}
+    return f"{tool_name}: {json.dumps(own)}"[:MAX_SUMMARY_CHARS]
 
 
 def _is_agent_step(action: Action) -> bool:

@@ -239,7 +239,7 @@ def to_sdk_observation(observation: Observation, action: Fields, tool_name: str)
         case CmdOutputObservation(), TERMINAL.action:
             return {
                 "kind": TERMINAL.observation,
-                "content": to_sdk_text(observation.content),
+                "content": [{"type": "text", "text": observation.content}],
                 "command": observation.command,
                 "exit_code": observation.exit_code,
                 "timeout": observation.exit_code == -1,

@@ -254,14 +254,14 @@ def to_sdk_agent(agent: AgentSpec, model: str = "") -> Fields:
         model: the model in use; the agent's own if empty.
     """
     name = model or agent.llm.model or UNKNOWN_MODEL
+    llm: Fields = {"model": name, "usage_id": "agent"} | ({"stream": True} if agent.llm.stream else {})
     if agent.acp is not None:
-        llm = {"model": name, "usage_id": "agent"}
         return {"kind": "ACPAgent", "llm": llm, "acp_command": _split_command(agent.acp.command)}
     tools = {tool: getattr(agent, flag) for tool, (flag, _) in _TOOL_FLAGS.items()}
     built_in = {"FinishTool": agent.enable_finish, "ThinkTool": agent.enable_think}
     found: Fields = {
         "kind": "Agent",
-        "llm": {"model": name, "usage_id": "agent"},
+        "llm": llm,
         "tools": [{"name": tool, "params": {}} for tool, is_enabled in tools.items() if is_enabled],
         "include_default_tools": [tool for tool, is_enabled in built_in.items() if is_enabled],
         "tool_concurrency_limit": agent.tool_concurrency,

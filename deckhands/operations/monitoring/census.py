@@ -57,21 +57,25 @@ class Census:
     async def _count_now(self, now: float) -> Count:
         found, names = Count(now), await self._store.load_shards()
         sizes = await read_tolerantly(self._store.connection, [("ZCARD", shard.index) for shard in names])
-        left = MOST_COUNTED
-        for shard, size in zip(names, sizes, strict=True):
-            start = 0
-            while start < min(parse_number(size), MOST_COUNTED) and left > 0:
-                ids = (
-                    await read_tolerantly(self._store.connection, [("ZREVRANGE", shard.index, start, start + PAGE - 1)])
-                )[0]
-                if not ids:
-                    break
-                keys = [ConversationKeys(shard, decode_text(cid)).meta for cid in ids]
-                rows = await read_tolerantly(
-                    self._store.connection, [("HMGET", key, "state", "wait_reason") for key in keys]
-                )
-                found.by_state.update(_parse_labels(row) for row in rows)
-                start, left = start + len(ids), left - len(ids)
+        left = {shard: int(min(parse_number(size), MOST_COUNTED)) for shard, size in zip(names, sizes, strict=True)}
+        starts = dict.fromkeys(left, 0)
+        while (room := MOST_COUNTED - found.by_state.total()) > 0 and (
+            shards := [one for one in names if left[one] > 0]
+        ):
+            most = -(-min(PAGE, room) // len(shards))
+            pages = await read_tolerantly(
+                self._store.connection,
+                [("ZREVRANGE", shard.index, starts[shard], starts[shard] + most - 1) for shard in shards],
+            )
+            keys = []
+            for shard, ids in zip(shards, pages, strict=True):
+                keys += [ConversationKeys(shard, decode_text(cid)).meta for cid in ids or ()]
+                starts[shard] += most
+                left[shard] = left[shard] - most if ids else 0
+            rows = await read_tolerantly(
+                self._store.connection, [("HMGET", key, "state", "wait_reason") for key in keys[:room]]
+            )
+            found.by_state.update(_parse_labels(row) for row in rows)
         total = int(sum(map(parse_number, sizes)))
         return Count(found.at, found.by_state, max(0, total - found.by_state.total()))
 

@@ -81,21 +81,24 @@ async def read_depths(store: Store, routes: Iterable[str], *, sees_inbox: bool =
             _Stream(f"inbox:{producer.name}" if at < MAX_LABEL_VALUES else OTHER, producer.stream, INGRESSES)
             for at, producer in enumerate(own)
         ]
+    # A question about a stream that does not exist is refused, and a batch with a refusal is asked again singly.
+    counts = await read_tolerantly(store.connection, [("EXISTS", stream.key) for stream in streams])
+    existing = [stream for stream, count in zip(streams, counts, strict=True) if count]
     lines = [f"{stream.turns}:{rank}" for stream in streams if stream.turns for rank in CLASSES]
-    commands = [("XINFO", "GROUPS", stream.key) for stream in streams]
+    commands = [("XINFO", "GROUPS", stream.key) for stream in existing]
     replies = await read_tolerantly(store.connection, [("TIME",), *commands, *(("ZCARD", key) for key in lines)])
     now_ms = parse_number(replies[0][0]) * 1000 if replies[0] else 0.0
-    in_line = dict(zip(lines, map(parse_number, replies[1 + len(streams) :]), strict=True))
-    groups = [_find_group(found, stream.group) for stream, found in zip(streams, replies[1:], strict=False)]
+    in_line = dict(zip(lines, map(parse_number, replies[1 + len(existing) :]), strict=True))
+    groups = [_find_group(found, stream.group) for stream, found in zip(existing, replies[1:], strict=False)]
     places = [decode_text(group.get("last-delivered-id")) or "0" for group in groups]
     firsts = [
-        ("XRANGE", stream.key, f"({place}", "+", "COUNT", 1) for stream, place in zip(streams, places, strict=True)
+        ("XRANGE", stream.key, f"({place}", "+", "COUNT", 1) for stream, place in zip(existing, places, strict=True)
     ]
     found = defaultdict[str, Depth](Depth)
-    for stream, group, first in zip(streams, groups, await read_tolerantly(store.connection, firsts), strict=True):
+    for stream in streams:
+        found[stream.queue].in_line += sum(in_line[f"{stream.turns}:{rank}"] for rank in CLASSES if stream.turns)
+    for stream, group, first in zip(existing, groups, await read_tolerantly(store.connection, firsts), strict=True):
         depth = Depth(parse_number(group.get("lag")), held=parse_number(group.get("pending")))
-        if stream.turns:
-            depth.in_line = sum(in_line[f"{stream.turns}:{rank}"] for rank in CLASSES)
         depth.waiting = max(depth.waiting, 1.0) if first else 0.0  # the server does not always know the number
         if first:
             depth.oldest_seconds = max(0.0, now_ms - parse_number(decode_text(first[0][0]).partition("-")[0])) / 1000

@@ -45,7 +45,7 @@ class KeyStatus:
     """One key of a quota.
 
     Attributes:
-        name: the environment variable that contains it, or `own`.
+        name: the environment variable that contains it, `own`, or `at_` and the address of a replica.
         in_flight: calls in flight.
         blocked_seconds: the remaining wait requested by the provider; 0 for none.
         share: the part of its limits in use, reduced after the provider has refused calls; 1 for all.
@@ -116,11 +116,17 @@ def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> Key
         if limits.get(what):
             used = parse_number(level.get(what)) if is_today else 0.0
             found.append(LimitStatus(title, limits[what], limits[what], max(0.0, limits[what] - used)))
-    if limits.get("concurrency"):
-        most = max(1.0, float(int(limits["concurrency"] * share)))
-        found.append(LimitStatus("calls at once", limits["concurrency"], most, max(0.0, most - in_flight)))
+    slots = limits.get("concurrency") or (parse_number(level.get("window", 8)) if limits.get("replica") else 0.0)
+    if slots:
+        most = max(1.0, float(int(slots * (share if limits.get("concurrency") else 1.0))))
+        found.append(LimitStatus("calls at once", slots, most, max(0.0, most - in_flight)))
+    if limits.get("replica") and (cache := limits.get("cache") or parse_number(level.get("cache"))):
+        left = max(0.0, cache - parse_number(level.get("cached")))
+        found.append(LimitStatus("tokens in its cache", cache, cache, left))
     short = next((one.name for one in found if one.left < 1.0), "")
     binds = "the provider has asked to wait" if blocked > now else short
+    if parse_number(level.get("down")) / 1000 > now:
+        binds = "it does not answer"
     return KeyStatus(name, in_flight, max(0.0, blocked - now), share, tuple(found), binds)
 
 

@@ -121,6 +121,7 @@ class LanguageModel(BaseModel):
     temperature: float | None = Field(default=None, ge=0, le=2)
     max_output_tokens: int | None = Field(default=None, ge=1)
     caching_prompt: bool | None = None
+    stream: bool = False
 
     def to_spec(self) -> LLMSpec:
         """Return the model of a conversation."""
@@ -129,6 +130,7 @@ class LanguageModel(BaseModel):
             temperature=self.temperature,
             max_output_tokens=self.max_output_tokens,
             caching_prompt=None if self.caching_prompt in (None, True) else False,
+            stream=self.stream or None,
         )
 
 

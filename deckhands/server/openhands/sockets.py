@@ -3,10 +3,10 @@
 A socket is authenticated by its first message, or by the key in its query or its header. The server first sends the
 whole state, then the requested past events, then each new event.
 
-Holds: no event between the first message and the end of the socket is left out or sent twice. After the last event of a
-run, the whole state is sent.
-Does not: send a whole state for a held conversation, because a client that has just requested a run would mistake it
-for the end of the run.
+Holds: no event between the first message and the end of the socket is left out, and none comes twice. After the last
+event of a run comes the whole state, as it is then. If the agent's model has `stream`, the text of each reply comes
+before its events, as it is written.
+Does not: send a whole state for a held conversation: a client that has just asked for a run would take it for its end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
+from broker.contract import ModelReply
 from broker.runtime import Clock, DeckhandsError, OutcomeUnknown, StoreUnavailable, new_key
 from deckhands.server.auth.api_keys import AccessDenied, Scope
 from deckhands.server.dependencies import GatewayOf
@@ -32,6 +33,7 @@ from deckhands.server.openhands import running
 from deckhands.server.openhands.conversation_ids import find_conversation
 from deckhands.server.openhands.events import format_moment
 from deckhands.server.openhands.parts import OpenHandsParts, Parts
+from deckhands.server.openhands.reply_deltas import ReplyDeltas
 from deckhands.server.openhands.requests import SentMessage
 from deckhands.server.openhands.translated_logs import TranslatedLog
 from deckhands.server.problems import Problem
@@ -133,12 +135,13 @@ async def follow(
     try:
         known = await find_conversation(gateway, principal, conversation_id)
         await check_position(gateway, principal, known, 0)
+        has_deltas = bool((await parts.logs.load(gateway.client, known)).run.agent.llm.stream)
     except DeckhandsError as error:
         code = CLOSE_CODES.get(error.code, 1011)
         await socket.close(_CLOSE_CODES.get(code, code), error.code)
         return
     # made here, in the task whose place `check_position` has reserved
-    stream = EventStream(gateway, principal, known, is_whole=True)
+    stream = EventStream(gateway, principal, known, is_whole=True, deltas=has_deltas)
     follower = _Follower(socket, gateway, parts, principal, conversation_id=known, wanted=wanted)
     await close_on_failure(socket, await run_until_one_ends(follower.write(stream), follower.read()))
 
@@ -186,6 +189,7 @@ class _Follower:
         self._conversation_id = conversation_id
         self._wanted = wanted
         self._log = TranslatedLog(conversation_id)
+        self._deltas = ReplyDeltas(gateway.store.clock)
         self._nudge = asyncio.Event()
         self._sending = asyncio.Lock()
 
@@ -212,7 +216,7 @@ class _Follower:
                 await self._send(make_server_error(self._gateway.store.clock, code, detail))
 
     async def write(self, stream: EventStream) -> None:
-        """Send events until the stream ends."""
+        """Send the items of a stream until it ends."""
         known = await self._gateway.client.last_id(self._conversation_id)
         nudges = self._parts.nudges[self._conversation_id]
         nudges.add(self._nudge)
@@ -246,12 +250,16 @@ class _Follower:
                 if coming.done():
                     batch = coming.result()
                     for item in batch or ():
+                        if item.kind == "delta":
+                            ready += self._deltas.add_piece(item.content) if is_live else []
+                            continue
                         if item.event is None:
                             end = item
                             break
+                        rest = self._deltas.add_reply(item.event) if isinstance(item.event, ModelReply) else []
                         made = self._log.add(item.event)
                         if is_live:
-                            ready += made
+                            ready += [*(rest if self._log.run.agent.llm.stream else ()), *made]
                             ready += [self._log.snapshot()] if self._log.ends_run(item.event) else []
                             continue
                         past += [event for event in made if self._is_wanted(event)]

@@ -1,7 +1,8 @@
 """The logs of conversations as OpenHands' events. A log is translated once, and new events are added later.
 
-In addition to the events of a log, there are updates of the state: one for each change of the agent's status, and one
-for each reply, with the costs so far. Their order is the same for every reader, because it follows from the log.
+Besides the events of a log there are updates of the state: one whenever the agent's status changes, one for each field
+that a change of the conversation affects, one for each message of the user, with its id, and one for each reply, with
+the costs so far. They stand in the same order for every reader, because they follow from the log.
 
 Holds: the same log gives the same events with the same ids, at every reading and every server.
 """
@@ -17,7 +18,14 @@ from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 from weakref import WeakValueDictionary
 
-from broker.contract import AgentState, AgentStateChangedObservation, ConversationCreated, Event, ModelReply
+from broker.contract import (
+    AgentState,
+    AgentStateChangedObservation,
+    ConversationChanged,
+    ConversationCreated,
+    Event,
+    ModelReply,
+)
 from broker.log import ConversationRow
 from broker.runtime import UnknownConversation
 from deckhands.client import Client
@@ -75,7 +83,10 @@ class TranslatedLog:
         is_change = isinstance(event, AgentStateChangedObservation)
         is_hold = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED
         is_hold = is_hold and self.run.is_held
-        found = [] if is_hold else self._sdk.add(event)
+        before = self._list_changeable() if isinstance(event, ConversationChanged) else {}
+        found = [] if is_hold else self._add_message_ids(event, self._sdk.add(event))
+        for key, value in self._list_changeable().items() if before else ():
+            found += [self._make_update(event, key, value)] if value != before[key] else []
         if isinstance(event, ModelReply):
             found = [*found, self._make_update(event, "stats", self._sdk.sum_stats())]
         if is_change and self.run.execution_status != self._status:
@@ -87,6 +98,21 @@ class TranslatedLog:
             self.sources.append(event.id)
             self.size_bytes += len(json.dumps(fields))
         return found
+
+    def _add_message_ids(self, event: Event, made: Sequence[Fields]) -> list[Fields]:
+        """Return events with an update behind each message of the user."""
+        found: list[Fields] = []
+        for fields in made:
+            found.append(fields)
+            if fields["kind"] == "MessageEvent" and fields["source"] == "user":
+                key, name = "last_user_message_id", fields["id"]
+                found.append(self._make_update(event, key, name, part=name) | {"parent_id": name})
+        return found
+
+    def _list_changeable(self) -> Fields:
+        """Return the fields of the state that a change may affect."""
+        state = self._sdk.to_state(self._place)
+        return {key: state[key] for key in ("agent", "max_iterations", "confirmation_policy", "tags")}
 
     async def add_all(self, events: Sequence[Event]) -> None:
         """Add the next events. Lets other tasks run meanwhile."""
@@ -143,11 +169,11 @@ class TranslatedLog:
             found["parent_conversation_id"] = str(to_uuid(created.parent.conversation_id))
         return found | {"runtime_info": {"runtime_status": "available", "can_resume": True, "runtime_error": None}}
 
-    def _make_update(self, event: Event, key: str, value: Any) -> Fields:
+    def _make_update(self, event: Event, key: str, value: Any, *, part: str = "") -> Fields:
         moment = event.timestamp
         return {
             "kind": "ConversationStateUpdateEvent",
-            "id": str(uuid5(_NAMESPACE, f"{self.conversation_id}/{event.id}/{key}")),
+            "id": str(uuid5(_NAMESPACE, f"{self.conversation_id}/{event.id}/{key}{part}")),
             "timestamp": moment.replace(tzinfo=None).isoformat(timespec="microseconds") if moment else "",
             "source": "environment",
             "parent_id": self._sdk.translation.leaf_id,

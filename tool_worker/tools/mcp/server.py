@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -44,6 +44,13 @@ LAST_LINES = 3
 CANCEL_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
+
+
+class ShowProgress(Protocol):
+    """Shows a report: the progress so far, of a total if it is known, and a message."""
+
+    async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
+        """Show it."""
 
 
 class AnswerLost(ToolFailed):
@@ -107,14 +114,15 @@ class McpServer:
         meta: Mapping[str, str],
         responses: Mapping[str, Any] | None = None,
         state: str | None = None,
+        show_progress: ShowProgress | None = None,
     ) -> CallAnswer:
         """Call a tool.
 
         Args:
             check: Receives the server's current tools; raises if the call is not allowed.
             meta: The `_meta` of the request: the idempotency key and the trace, for the server's use.
-            responses, state: The answers to the server's questions, and the state that must be returned to it with
-                them.
+            responses, state: The answers to the server's questions, and the state that it wants back with them.
+            show_progress: Receives the reports of progress that the server sends before its answer.
 
         Returns:
             The result, the task that the server made of the call, or its questions.
@@ -135,7 +143,7 @@ class McpServer:
             connection = await self._open_current()
             check(connection.tools)
             try:
-                return await self._send_call(connection, params)
+                return await self._send_call(connection, params, show_progress)
             except MCPError as error:
                 if is_repeated or (error.code, error.message) != (INVALID_REQUEST, _SESSION_ENDED):
                     raise self._explain(error, name) from error
@@ -188,12 +196,19 @@ class McpServer:
             ) from error
 
     async def await_task(
-        self, name: str, task_id: str, poll_seconds: float, answered: Sequence[str] = ()
+        self,
+        name: str,
+        task_id: str,
+        poll_seconds: float,
+        answered: Sequence[str] = (),
+        *,
+        show_progress: ShowProgress | None = None,
     ) -> CallToolResult | InputRequiredResult:
         """Poll a task until it ends or asks questions, and return the call's result or the questions.
 
         Args:
             answered: Names of its questions that have been answered.
+            show_progress: Receives the messages of the task while it works.
 
         Raises:
             AnswerLost: The server no longer knows the task, or was unavailable for too long.
@@ -206,9 +221,20 @@ class McpServer:
         from tool_worker.tools.mcp.tasks import EXTENSION, poll_task
 
         server = self.spec.name
+        shown, polls = "", 0
+
+        async def load_state() -> TaskState | None:
+            nonlocal shown, polls
+            found = await self._load_task(name, task_id)
+            polls += 1
+            if show_progress is not None and found is not None and found.status_message not in (None, "", shown):
+                shown = found.status_message or ""
+                await show_progress(polls, None, shown)
+            return found
+
         self.waiting += 1
         try:
-            state = await poll_task(lambda: self._load_task(name, task_id), poll_seconds, answered)
+            state = await poll_task(load_state, poll_seconds, answered)
         finally:
             self.waiting -= 1
         if state is None:
@@ -291,7 +317,9 @@ class McpServer:
             _log.warning("the MCP server %s answers for a task, but not with its state", self.spec.name)
         return None
 
-    async def _send_call(self, connection: McpConnection, params: Mapping[str, Any]) -> CallAnswer:
+    async def _send_call(
+        self, connection: McpConnection, params: Mapping[str, Any], show_progress: ShowProgress | None
+    ) -> CallAnswer:
         # `send_request`, because the SDK's own `call_tool` drops answers that do not fit the tool's output schema.
         from mcp.types import CallToolRequest, CallToolRequestParams
 
@@ -301,7 +329,10 @@ class McpServer:
         with connection.mark_in_use():
             try:
                 return await connection.session.send_request(
-                    request, ANSWER, request_read_timeout_seconds=self.spec.timeout
+                    request,
+                    ANSWER,
+                    request_read_timeout_seconds=self.spec.timeout,
+                    progress_callback=show_progress,
                 )
             except ValidationError as error:
                 text = f"The MCP server {self.spec.name} answered the call of {params['name']}, but not with a result."

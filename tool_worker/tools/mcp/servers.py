@@ -47,7 +47,7 @@ from broker.tools import (
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, ProgramLaunch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
 from tool_worker.tools.mcp.reading import make_reading_tools
-from tool_worker.tools.mcp.server import CHECK_FIRST, McpServer
+from tool_worker.tools.mcp.server import CHECK_FIRST, McpServer, ShowProgress
 from tool_worker.tools.offered import UNKNOWN_TEXT, OfferedTools, choose_images
 from tool_worker.tools.remote_work import RemoteContext, RemoteWork
 
@@ -209,8 +209,11 @@ def _make_custom_tool(server: McpServer, tool: Tool) -> CustomTool:
         found = await call.resume() or await call.repeat_answer()
         return OutcomeUnknownObservation(content=UNKNOWN_TEXT) if found is None else found
 
+    async def drop(context: ToolContext) -> None:
+        await _Call(server, tool, offer, {}, context).drop()
+
     seconds = server.spec.timeout + server.spec.task_timeout + 2 * CONNECT_LIMIT_SECONDS
-    return CustomTool(offer, None, run, check, timeout_seconds=seconds)
+    return CustomTool(offer, None, run, check, timeout_seconds=seconds, drop=drop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +258,23 @@ class _Call:
         asked = await self._load_asked()
         return await self._continue(asked) if asked is not None and asked.task_id else None
 
+    async def drop(self) -> None:
+        """End the task of a call whose questions nobody will answer, and forget the call. Idempotent."""
+        asked = await self._load_asked()
+        if asked is None or self._work is None:
+            return
+        if asked.task_id:
+            await self.server.cancel_task(asked.task_id)
+        await self._work.forget()
+
     @property
     def _asks(self) -> int | None:
         return self.context.asks if isinstance(self.context, RemoteContext) else None
+
+    @property
+    def _show_progress(self) -> ShowProgress | None:
+        progress = self.context.progress if isinstance(self.context, RemoteContext) else None
+        return None if progress is None else progress.show
 
     @property
     def _work(self) -> RemoteWork | None:
@@ -305,7 +322,13 @@ class _Call:
             meta["traceparent"] = self.context.traceparent
         try:
             answer = await self.server.call(
-                self.tool.name, self.arguments, self._check, meta=meta, responses=responses, state=state
+                self.tool.name,
+                self.arguments,
+                self._check,
+                meta=meta,
+                responses=responses,
+                state=state,
+                show_progress=self._show_progress,
             )
         except MCPError as error:
             return self._observe_failure(error)
@@ -329,7 +352,9 @@ class _Call:
         try:
             async with self._work.park() if self._work is not None else nullcontext():
                 async with asyncio.timeout(limit_seconds):
-                    answer = await self.server.await_task(name, record.task_id, record.poll_seconds, record.answered)
+                    answer = await self.server.await_task(
+                        name, record.task_id, record.poll_seconds, record.answered, show_progress=self._show_progress
+                    )
         except TimeoutError:
             await self.server.cancel_task(record.task_id)
             text = f"The task of {name} has not ended within {limit_seconds:g} seconds."

@@ -13,10 +13,20 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from broker.contract import ErrorObservation, MCPAction, MCPQuestionObservation, Observation, OfferedToolAction
-from broker.runtime import failpoint, make_traceparent
-from broker.tools import ToolContext
-from tool_worker.tools import OfferedTools, RemoteContext
+from broker.contract import (
+    ErrorObservation,
+    MCPAction,
+    MCPQuestionObservation,
+    Observation,
+    OfferedToolAction,
+    SurveyAction,
+    SurveyObservation,
+)
+from broker.coordination import ControlDelivery
+from broker.log import EventLog
+from broker.runtime import DeckhandsError, failpoint, make_traceparent
+from broker.tools import ToolContext, ToolFailed
+from tool_worker.tools import CallProgress, OfferedTools, RemoteContext, RemoteWork, TaskServers
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 CHECK_SECONDS = 0.5
@@ -90,7 +100,13 @@ async def _wait_for_stopped(task: asyncio.Task[Observation], limit_seconds: floa
 
 
 async def call_offered_tool(
-    offered: OfferedTools, calls: RunningCalls, run: ActionRun, rest: RestOfAction
+    offered: OfferedTools,
+    servers: TaskServers,
+    calls: RunningCalls,
+    run: ActionRun,
+    rest: RestOfAction,
+    *,
+    log: EventLog,
 ) -> Observation:
     """Call a custom tool, which runs in this worker and needs no workspace."""
     if not isinstance(run.action, OfferedToolAction):
@@ -103,15 +119,58 @@ async def call_offered_tool(
         fingerprint=run.fingerprint,
         traceparent=traceparent,
         work=run.work,
+        progress=CallProgress(log, run.conversation_id, run.action.id),
         asks=run.action.asks if isinstance(run.action, MCPAction) else None,
         answers=run.action.answers if isinstance(run.action, MCPAction) else None,
     )
-    call = offered.call(run.action, run.claim, run.conversation_id, context)
-    answer = await calls.run(context, call)
+    answer = await calls.run(context, _call(offered, servers, run, context))
     run.is_stopped = run.is_stopped or context.is_cancelled
     run.is_abandoned = isinstance(answer, ErrorObservation) and answer.error_id == ABANDONED
     failpoint("tool.after_result")
     return answer
+
+
+async def _call(offered: OfferedTools, servers: TaskServers, run: ActionRun, context: RemoteContext) -> Observation:
+    action = run.action
+    assert isinstance(action, OfferedToolAction)
+    if not isinstance(action, MCPAction) or action.server is None:
+        return await offered.call(action, run.claim, run.conversation_id, context)
+    try:
+        async with servers.use_tool(run.conversation_id, action, run.work) as tool:
+            return await offered.call(action, run.claim, run.conversation_id, context, tool=tool)
+    except ToolFailed as error:
+        return ErrorObservation(content=str(error), error_id=error.code)
+
+
+async def drop_question(log: EventLog, offered: OfferedTools, servers: TaskServers, order: ControlDelivery) -> None:
+    """End the server's task behind a question that was dropped: its action is answered, and nothing was sent back.
+
+    Idempotent. A failure is logged: the server ends the task when its own time is over.
+    """
+    conversation_id, action_id = order.conversation_id, order.action_id
+    try:
+        action = await log.decode_entry(conversation_id, order.entry, action_id) if order.entry else None
+        if not isinstance(action, MCPAction) or action.asks is None:
+            return
+        if not await log.is_answered(conversation_id, action_id):
+            return
+        work = RemoteWork(log.store, conversation_id, action_id, secrets=log.secrets)
+        context = RemoteContext(conversation_id, action_id, work=work, asks=action.asks)
+        if action.server is None:
+            await offered.drop(action, context)
+            return
+        async with servers.use_tool(conversation_id, action) as tool:
+            await offered.drop(action, context, tool=tool)
+    except DeckhandsError as error:
+        _log.warning("the question of action %d of %s is not dropped: %s", action_id, conversation_id, error)
+
+
+async def list_server_tools(servers: TaskServers, run: ActionRun, rest: RestOfAction) -> Observation:
+    """Add to a survey the tools of the MCP servers that the task and the skills of its workspace name."""
+    answer, action = await rest(run), run.action
+    if not isinstance(action, SurveyAction) or not isinstance(answer, SurveyObservation):
+        return answer
+    return await servers.add_offers(run.conversation_id, answer, action.servers or {}, with_skills=action.with_skills)
 
 
 async def forget_remote_work(run: ActionRun, rest: RestOfAction) -> Observation:

@@ -36,7 +36,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import fsspec  # type: ignore[import-untyped]
 import zstandard
@@ -45,7 +45,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 
 from broker.runtime import Clock, CorruptEntry, DataLocked, StoreError, check_conversation_id
 from broker.store import Cipher, Encryption
-from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit, SourceUnusable, WorkspaceTooLarge
 from tool_worker.workspace.files.file_tree import (
     DIRECTORY,
     FILE,
@@ -99,6 +99,14 @@ class Checkpoint:
     written_bytes: int = 0
     event: int | None = None
     source: str = ""
+
+
+class SavedFile(NamedTuple):
+    """An entry of a directory in a checkpoint; its kind is that of `file_tree`."""
+
+    name: str
+    kind: str
+    size_bytes: int
 
 
 @dataclass(slots=True)
@@ -240,14 +248,66 @@ class Checkpoints:
         with create_staging(workspace.parent) as folder:
             draft = folder / workspace.name
             draft.mkdir(mode=0o700)
-            cipher = self._find_cipher(manifest)
-            size = sum(self._restore_entry(draft, row, cipher) for row in rows)
-            # Directories last: one without write permission could not be filled, and each entry changes its time.
-            for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
-                (draft / path).chmod(mode & MODE_BITS)
-                os.utime(draft / path, ns=(mtime_ns, mtime_ns))
+            size = self._restore_rows(draft, rows, self._find_cipher(manifest))
             move_into_place(draft, workspace)
         return replace(self._describe_manifest(manifest), size_bytes=size)
+
+    def list_files(self, conversation_id: str, event: int, path: str) -> list[SavedFile]:
+        """Return the entries of a directory in the checkpoint of an event, by name.
+
+        Raises:
+            SourceUnusable: There is no checkpoint of this event.
+            FileNotFoundError, NotADirectoryError: The checkpoint has no directory at the path.
+            CheckpointCorrupt, CheckpointsUnavailable: The checkpoint cannot be read.
+        """
+        rows: _Rows = self._read_kept(conversation_id, event)["entries"]
+        wanted = _check_path(rows, path)
+        if wanted is not None and wanted[1] != DIRECTORY:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        folder = wanted[0] if wanted is not None else ""
+        named = [(row[0].rpartition("/"), row) for row in rows]
+        return sorted(SavedFile(name, row[1], row[4]) for (above, _, name), row in named if above == folder)
+
+    def extract(self, conversation_id: str, event: int, path: str, target: Path, *, limits: TreeLimits) -> None:
+        """Write a file or a directory of the checkpoint of an event below a directory, under its path.
+
+        Args:
+            target: An empty directory.
+
+        Raises:
+            SourceUnusable: There is no checkpoint of this event.
+            FileNotFoundError: The checkpoint has nothing at the path.
+            WorkspaceTooLarge: It exceeds the limits.
+            CheckpointCorrupt, CheckpointsUnavailable, OSError: It cannot be read, or the directory cannot be written.
+        """
+        manifest = self._read_kept(conversation_id, event)
+        rows: _Rows = manifest["entries"]
+        wanted = _check_path(rows, path)
+        if wanted is not None:
+            place = wanted[0]
+            rows = [row for row in rows if f"{row[0]}/".startswith(f"{place}/") or place.startswith(f"{row[0]}/")]
+        if len(rows) > limits.files or sum(row[4] for row in rows) > limits.bytes:
+            raise WorkspaceTooLarge(
+                f"{path} has more than {limits.files:,} files or {limits.bytes:,} bytes.", remedy="Name a part of it."
+            )
+        self._restore_rows(target, rows, self._find_cipher(manifest))
+
+    def _read_kept(self, conversation_id: str, event: int) -> dict[str, Any]:
+        try:
+            return self._read_manifest(f"{self._history_path(conversation_id)}/{event:012}")
+        except FileNotFoundError as error:
+            raise SourceUnusable(
+                f"No files are saved after event {event}.", remedy="Ask for the checkpoints, and name one of them."
+            ) from error
+
+    def _restore_rows(self, draft: Path, rows: _Rows, cipher: Cipher | None) -> int:
+        """Write entries below a directory, and return the size of their files."""
+        size = sum(self._restore_entry(draft, row, cipher) for row in rows)
+        # Directories last: one without write permission could not be filled, and each entry changes its time.
+        for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
+            (draft / path).chmod(mode & MODE_BITS)
+            os.utime(draft / path, ns=(mtime_ns, mtime_ns))
+        return size
 
     def describe(self, conversation_id: str) -> Checkpoint:
         """Return the figures of a conversation's last checkpoint. Raises the same errors as `restore`."""
@@ -284,7 +344,7 @@ class Checkpoints:
         """Drop the checkpoints of a conversation. Idempotent."""
         if self.has(conversation_id):
             self._files.rm_file(self._manifest_path(conversation_id))
-        for event in self._list_events(conversation_id):
+        for event in self.list_events(conversation_id):
             self._files.rm_file(f"{self._history_path(conversation_id)}/{event:012}")
 
     def _save_file(self, directory: Directory, entry: TreeEntry, cipher: Cipher | None) -> tuple[list[str], int]:
@@ -383,14 +443,18 @@ class Checkpoints:
 
     def _find_nearest(self, conversation_id: str, at: int | None) -> str:
         """Return the path of the manifest closest to an event."""
-        events = self._list_events(conversation_id) if at is not None else []
+        events = self.list_events(conversation_id) if at is not None else []
         if at is None or not events or events[-1] <= at:
             return self._manifest_path(conversation_id)
         chosen = max((event for event in events if event <= at), default=events[0])
         return f"{self._history_path(conversation_id)}/{chosen:012}"
 
-    def _list_events(self, conversation_id: str) -> list[int]:
-        """Return the events of the kept checkpoints, in order."""
+    def list_events(self, conversation_id: str) -> list[int]:
+        """Return the events of the kept checkpoints of a conversation, in order.
+
+        Raises:
+            CheckpointsUnavailable: The storage cannot be read.
+        """
         folder = self._history_path(conversation_id)
         with self._translate_errors():
             self._files.invalidate_cache()
@@ -399,7 +463,7 @@ class Checkpoints:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def _trim_history(self, conversation_id: str) -> None:
-        for event in self._list_events(conversation_id)[1 : -(KEPT_CHECKPOINTS - 1)]:
+        for event in self.list_events(conversation_id)[1 : -(KEPT_CHECKPOINTS - 1)]:
             with self._translate_errors(FileNotFoundError), suppress(FileNotFoundError):
                 self._files.rm_file(f"{self._history_path(conversation_id)}/{event:012}")
 
@@ -521,6 +585,17 @@ def iter_pieces(rows: list[list[Any]]) -> Iterator[str]:
     for row in rows:
         if row[1] == FILE:
             yield from row[5]
+
+
+def _check_path(rows: _Rows, path: str) -> list[Any] | None:
+    """Return the entry at a path; None for the workspace itself. Raises FileNotFoundError if there is none."""
+    plain = "/".join(part for part in path.split("/") if part not in ("", "."))
+    if not plain:
+        return None
+    for row in rows:
+        if row[0] == plain:
+            return row
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def are_valid_rows(rows: list[list[Any]]) -> bool:

@@ -22,12 +22,13 @@ from pathlib import Path
 from broker.contract import GitSource, UploadedSource, WorkspaceUse
 from broker.log import EventLog
 from broker.runtime import CorruptEntry, is_conversation_id
-from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, SourceUnusable, WorkspaceError
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.workspace.files.staging import create_staging_async
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.opening.workspace_opener import BASE, WorkspaceOpener
 
+NOTHING_SAVED = "The node of this workspace saves no checkpoints."
 REMEMBERED_WORKSPACES = 500
 MOVES = "moves"
 SAVING = "saving.lock"
@@ -265,6 +266,24 @@ class Checkpointing:
             )
             kept.changes -= changes
         return saved
+
+    async def find_saved(self, conversation_id: str, at: int | None = None) -> tuple[Checkpoints, list[int]]:
+        """Return the storage, and the events of a conversation's checkpoints; with `at`, those up to it.
+
+        Raises:
+            SourceUnusable: Nothing is saved here, or not at or before the event.
+            CheckpointsUnavailable: The storage cannot be read.
+        """
+        if self._checkpoints is None:
+            raise SourceUnusable(NOTHING_SAVED, remedy="Start its tool workers with DECKHANDS_CHECKPOINTS.")
+        kept = await asyncio.to_thread(self._checkpoints.list_events, conversation_id)
+        found = [event for event in kept if at is None or event <= at]
+        if at is not None and not found:
+            first = f"the first are saved after event {kept[0]}" if kept else "there is no checkpoint of its workspace"
+            raise SourceUnusable(
+                f"The conversation has no files as of event {at}: {first}.", remedy="Choose a later event."
+            )
+        return self._checkpoints, found
 
     async def save_last(self, conversation_id: str) -> None:
         """Save a workspace whose processes have ended, unless it continued on another node. A failure is logged.

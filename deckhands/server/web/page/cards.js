@@ -147,15 +147,15 @@ function Costs({ reply }) {
 
 const thinkingOf = (reply) => (reply?.thinking_blocks || []).map((one) => one.thinking || one.text || "").filter(Boolean).join("\n\n");
 
-/** Show a group. `isOver` says that no result of it is to come; `onFork` gets the event to fork at. */
-export function Card({ log, item, isOver, isCurrent, isHit, onFork }) {
+/** Show a group. `isOver` says that no result of it is to come; `onFork` and `onFiles` get the event to fork at, or to show the files of. */
+export function Card({ log, item, isOver, isCurrent, isHit, onFork, onFiles }) {
   if (item.type === "writing") return html`<article class="item step writing" aria-label="The model writes"><header><span class="badge live">the model writes</span></header><pre class="output">${item.text}</pre></article>`;
   const attributes = { id: `i${item.first}`, tabindex: -1, "data-first": item.first, "data-last": item.last, "aria-label": `${item.type === "step" ? `Step ${item.number || ""}` : item.type}: ${lineOf(item)}` };
   const classes = `${item.isBad ? " bad" : ""}${isCurrent ? " current" : ""}${isHit ? " hit" : ""}`;
   const foot = html`<footer><${Fold} id=${`${log.id}-events-${item.key}`} label=${item.events.length === 1 ? "All fields" : `${item.events.length} events`}>${() => html`<${Raw} log=${log} events=${item.events} />`}<//>
     <${Fold} id=${`${log.id}-state-${item.key}`} label="State then">${() => html`<${StateAt} log=${log} event=${item.last} />`}<//>
     ${item.reply && item.first > 1 ? html`<${Fold} id=${`${log.id}-prompt-${item.key}`} label="Prompt">${() => html`<${Prompt} log=${log} event=${item.first - 1} />`}<//>` : ""}
-    <span class="grow"></span><button type="button" class="quiet" onClick=${() => onFork(item.last)}>Fork here</button></footer>`;
+    <span class="grow"></span>${item.parts?.length ? html`<button type="button" class="quiet" onClick=${() => onFiles(item.last)}>Files then</button>` : ""}<button type="button" class="quiet" onClick=${() => onFork(item.last)}>Fork here</button></footer>`;
   const event = item.events[0];
   switch (item.type) {
     case "user": return html`<article class=${`item user${classes}`} ...${attributes}><header>${numberOf(log, item)}<strong>You</strong><span class="grow"></span><${Time} at=${event.timestamp} /></header>

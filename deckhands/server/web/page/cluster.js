@@ -84,8 +84,8 @@ export function cluster({ main, signal, refused }) {
 
   async function load(isNow = false) {
     try {
-      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks"];
-      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), text("/metrics")]);
+      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks", "/keys"];
+      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, keys, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), text("/metrics")]);
       if (signal.aborted) return;
       const lost = [workers, queues, quotas, budgets].find((each) => each.reason?.status === 401);
       if (lost) throw lost.reason;
@@ -104,6 +104,7 @@ export function cluster({ main, signal, refused }) {
         card("Quotas of models", quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds"], quotaRow, ["DECKHANDS_QUOTAS", "names them."]),
         card("Schedules", schedules, ["Schedule", "Times", "Next", "#Started", "Last problem", "Change"], scheduleRow, ["deckhands schedule add", "adds one; so does the form of a new conversation."]),
         card("Webhooks", webhooks, ["Address", "Events", "State", "Change"], (one) => webhookRow(one, isOperator), ["deckhands webhook add URL", "adds one."], undefined, isOperator ? button("New webhook…", "", addWebhook, "") : ""),
+        keys.value ? card("API keys", keys, ["Key", "Tenant", "Scopes", "State", "Last used", "Change"], keyRow, [], undefined, button("New key…", "", addKey, "")) : "",
       ].filter(Boolean);
       if (!isNow && cards.length === drawn.length && cards.every((one, at) => one.isEqualNode(drawn[at]))) return;
       drawn = cards.map((one) => one.cloneNode(true));  // what a reader has opened since is no change
@@ -144,6 +145,15 @@ export function cluster({ main, signal, refused }) {
     const made = await ask("/webhooks", { method: "POST", body: { url: url.trim(), reason } });
     await askForAll("The secret of the webhook", [{ name: "secret", label: "It verifies signatures, and is not shown again", value: made.secret }], { action: "I have kept it" });
   }, { action: "Add", says: "It is notified when a conversation settles." });
+
+  const keyRow = (one) => [el("span", {}, one.name, el("div", { class: "dim mono" }, one.id)), one.tenant, one.scopes.join(", "),
+    one.state === "good" ? one.expires ? `until ${new Date(one.expires).toLocaleDateString()}` : "good" : el("span", { class: "warm" }, one.state), one.used ? ago(one.used) : "never",
+    one.state === "revoked" ? "" : button("Revoke", one.name, () => change(`Revoke ${one.name}`, [], ({ reason }) => ask(`/keys/${one.id}?reason=${encodeURIComponent(reason)}`, { method: "DELETE" }), { action: "Revoke", says: "It is refused from now on; its open streams end within 15 seconds." }))];
+  const addKey = () => change("New API key", [{ name: "name", label: "Name", required: true }, { name: "tenant", label: "Tenant; * for all", required: true }, { name: "scopes", label: "Scopes, of read, write, operate and admin", value: "read, write", required: true }, { name: "days", label: "Valid for days; nothing: until it is revoked" }], async (given) => {
+    const days = given.days.trim(), body = { name: given.name.trim(), tenant: given.tenant.trim(), scopes: given.scopes.split(/[\s,]+/).filter(Boolean), days: days ? Number(days) : null, reason: given.reason };
+    const made = await ask("/keys", { method: "POST", body });
+    await askForAll("The new key", [{ name: "token", label: "It is not shown again", value: made.token }], { action: "I have kept it" });
+  }, { action: "Make", says: "It has at most the scopes of your key, and expires no later." });
 
   load();
   plot();

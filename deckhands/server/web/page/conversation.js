@@ -55,7 +55,7 @@ function factsOf(log, id) {
 
 function View({ id, eventId, signal, refused, here, main }) {
   const [version, changed] = useReducer((count) => count + 1, 0);
-  const [tab, setTab] = useState("log"), [filter, setFilter] = useState(""), [query, setQuery] = useState(""), [sought, setSought] = useState("");
+  const [tab, setTab] = useState("log"), [filesOf, setFilesOf] = useState(0), [filter, setFilter] = useState(""), [query, setQuery] = useState(""), [sought, setSought] = useState("");
   const [isTailed, setTailed] = useState(!eventId), [missing, setMissing] = useState(null), [isBusy, setBusy] = useState(false);
   const at = useRef({ aim: eventId, writing: "", isDrawing: false, focus: false, timer: 0 }).current;
   const handle = useRef({}).current, find = useRef(null), reasons = useRef(null), question = useRef(null);
@@ -249,7 +249,7 @@ function View({ id, eventId, signal, refused, here, main }) {
         ${fact("Tokens", isCounted ? used.tokens.toLocaleString("en") : "…")}
         ${facts.created?.forked_from ? html`<span class="fact"><span class="dim">Fork of</span> <a href=${`#/c/${facts.created.forked_from}`}>${facts.created.forked_from}</a></span>` : ""}
         ${facts.created?.parent ? html`<span class="fact"><span class="dim">Delegate of</span> <a href=${`#/c/${facts.created.parent.conversation_id || facts.created.parent.id || ""}`}>its parent</a></span>` : ""}<span class="fact mono dim">${id}</span></div>
-      <div class="bar tools"><div class="tabs" role="tablist" aria-label="Views">${TABS.map(([name, label]) => html`<button type="button" role="tab" id=${`tab-${name}`} class=${name === "about" ? "narrow-only" : ""} aria-selected=${tab === name ? "true" : "false"} aria-controls="view" onClick=${() => setTab(name)}>${label}</button>`)}</div>
+      <div class="bar tools"><div class="tabs" role="tablist" aria-label="Views">${TABS.map(([name, label]) => html`<button type="button" role="tab" id=${`tab-${name}`} class=${name === "about" ? "narrow-only" : ""} aria-selected=${tab === name ? "true" : "false"} aria-controls="view" onClick=${() => { setFilesOf(0); setTab(name); }}>${label}</button>`)}</div>
         <span class="grow"></span>
         ${tab === "log" ? html`<div class="finder"><input type="search" id="find" ref=${find} aria-label="Search in the log" placeholder="Search  /" value=${query} onInput=${(event) => setQuery(event.target.value)} />
           ${sought ? html`<span class="dim" role="status" id="hits">${hits.length ? `${hits.indexOf(current) + 1 || "–"} of ${hits.length}` : "nothing found"}</span><button type="button" class="icon" aria-label="Previous match" onClick=${() => nextHit(-1)}>↑</button><button type="button" class="icon" aria-label="Next match" onClick=${() => nextHit(1)}>↓</button>` : ""}
@@ -258,10 +258,10 @@ function View({ id, eventId, signal, refused, here, main }) {
     </header>
     <div class=${`body tab-${tab}`} id="view" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
       <div class="pane">
-        ${tab === "timeline" ? html`<${Timeline} id=${id} items=${all} events=${log.events} signal=${signal} onOpen=${(event) => here.aim(event)} />` : tab === "usage" ? html`<${Usage} events=${log.events} items=${all} />` : tab === "files" ? html`<${Files} id=${id} signal=${signal} />` : tab === "log" ? html`
+        ${tab === "timeline" ? html`<${Timeline} id=${id} items=${all} events=${log.events} signal=${signal} onOpen=${(event) => here.aim(event)} />` : tab === "usage" ? html`<${Usage} events=${log.events} items=${all} />` : tab === "files" ? html`<${Files} id=${id} signal=${signal} since=${filesOf} key=${filesOf} />` : tab === "log" ? html`
         <${List} count=${shown.length} keyOf=${(index) => shown[index]?.key ?? index} estimate=${150} handle=${handle} isTailed=${isTailed || !at.aim} onTail=${setTailed} tabindex="0"
           role="log" aria-label="Steps" aria-busy=${count ? "false" : "true"} class="virtual timeline"
-          row=${(index) => { const item = shown[index]; return html`<${Card} log=${log} item=${item} isOver=${isRest || item.key !== lastStep} isCurrent=${item.key === at.key} isHit=${hitKeys.has(item.key)} onFork=${fork} />`; }} />
+          row=${(index) => { const item = shown[index]; return html`<${Card} log=${log} item=${item} isOver=${isRest || item.key !== lastStep} isCurrent=${item.key === at.key} isHit=${hitKeys.has(item.key)} onFork=${fork} onFiles=${(event) => { setFilesOf(event); setTab("files"); }} />`; }} />
         ${!count ? html`<p class="dim empty" role="status">Reading the log…</p>` : !shown.length ? html`<p class="dim empty">No step is of this kind. <button type="button" class="quiet" onClick=${() => setFilter("")}>Show all</button></p>` : ""}
         ${!isTailed && count ? html`<div class="ender"><button type="button" class="to-end" onClick=${end}>To the end ↓</button></div>` : ""}` : ""}
         <div class="foot" hidden=${tab !== "log"}><section class="card question" aria-live="polite" ref=${question} hidden></section><${Nodes} make=${() => parts.form} of=${[]} /></div>

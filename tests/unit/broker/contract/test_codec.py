@@ -29,7 +29,7 @@ from broker.contract.observations import CmdOutputObservation, MCPObservation
 from broker.contract.plain_json import replace_surrogates, to_plain_json
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.contract.specs import AcpSpec, GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from broker.contract.tool_specs import McpAddress, OutcomePolicy, ToolOffer
 from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from tests.exploring import examples
@@ -116,6 +116,15 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(fields).map(lambda values: part(**values))
 
 
+st.register_type_strategy(
+    McpAddress,
+    st.builds(
+        McpAddress,
+        url=st.just("https://mcp.example.com/mcp"),
+        headers=st.sampled_from([{}, {"Authorization": "Bearer ${TOKEN}"}]),
+        tools=st.sampled_from([("*",), ("get_*", "list")]),
+    ),
+)
 st.register_type_strategy(
     ToolOffer,
     st.builds(

@@ -77,8 +77,27 @@ def test_a_file_and_the_table_itself(tmp_path: Path) -> None:
     text = '[[quota]]\nmodel = "m"\nconcurrency = 3\n[tenants.acme]\nweight = 2'
     path = tmp_path / "quotas.toml"
     path.write_text(text)
-    assert QuotaTable.load_setting(str(path)) == QuotaTable.load_setting(text) == QuotaTable.parse(text)
+    table = QuotaTable.parse(text)
+    assert QuotaTable.load_setting(text) == table
+    assert QuotaTable.load_setting(str(path)) == table.model_copy(update={"path": path})
     assert QuotaTable.parse(text).tenants.find_share("acme")[1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ('model = "m/*"\nbase_url = "http://a:1/v1"', "exact name"),
+        ('model = "m"\nbase_url = "http://user:pass@a:1/v1"', "not an address"),
+        ('model = "m"\nbase_url = "file:///etc/passwd"', "not an address"),
+        ('model = "m"\ncache_tokens = 5', "base_url"),
+        ('model = "m"\nbase_url = "http://a:1"\n[[quota]]\nmodel = "m"\nkey_env = "K"', "every entry"),
+        ('model = "m"\nbase_url = "http://a.b"\n[[quota]]\nmodel = "m"\nbase_url = "http://a-b/"', "two entries"),
+    ],
+)
+def test_a_replica_that_cannot_be_used_is_refused(entry: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem) as caught:
+        QuotaTable.parse(f"[[quota]]\n{entry}")
+    assert "pass@" not in str(caught.value)
 
 
 def test_models_with_patterns_have_names_of_their_own() -> None:

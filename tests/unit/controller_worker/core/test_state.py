@@ -14,6 +14,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from broker.contract.long_work import Feature
 from broker.contract.task_list import TaskItem
+from broker.contract.tool_specs import McpAddress
 from controller_worker.core.concerns.acceptance import Acceptance
 from controller_worker.core.concerns.confirmation import ConfirmationProgress
 from controller_worker.core.concerns.delegation import Delegate, DelegateEnd, DelegateOrder, Delegation, ManagingAction
@@ -63,6 +64,7 @@ FULL = State(
         chosen_id=3,
         pinned_version="0.1.0",
         rollout=True,
+        mcp_servers={"wiki": McpAddress(url="https://wiki.example.com/mcp", headers={"X-Key": "${KEY}"})},
     ),
     lifecycle=Lifecycle(
         agent_state=AgentState.RATE_LIMITED,
@@ -112,7 +114,7 @@ FULL = State(
         forked=datetime(2026, 1, 1, tzinfo=UTC),
     ),
     opening=Opening(3, 1, is_open=True, has_failed=True),
-    survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",)),
+    survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",), has_failed=True, is_repeated=True),
     rules=Rules((("style", ("*.py",)),), ("style",), (DueRule("docs", "docs/**", "docs/a"),), 9),
     plan=ProposedPlan(39, "1. Look", is_edited=True),
     work=LongWork(
@@ -270,7 +272,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
         {
             "setup": (
                 "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id "
-                "pinned_version rollout"
+                "pinned_version rollout mcp_servers"
             ),
             "lifecycle": "agent_state requested ending last_error error_code result_id",
             "greeting": "is_said",
@@ -283,7 +285,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
                 "latest inherited_usd prompt_tokens completion_tokens is_changed forked"
             ),
             "opening": "action_id attempts is_open has_failed",
-            "survey": "action_id attempts answer_id is_over scripts",
+            "survey": "action_id attempts answer_id is_over scripts has_failed is_repeated",
             "rules": "known shown due shown_chars",
             "plan": "action_id text is_edited",
             "work": (

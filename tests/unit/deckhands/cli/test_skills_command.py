@@ -67,3 +67,20 @@ def test_check_names_every_problem(folder: Path, capsys: pytest.CaptureFixture[s
         (".claude/skills/other/SKILL.md", "`description` has 1025 characters; 1024 are allowed"),
     ]
     assert said.err == "8 files checked, 6 problems found.\n"
+
+
+def test_servers_that_skills_ask_for_are_listed_and_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    servers = json.dumps({"mcpServers": {"forms": {"url": "https://mcp.example.com/mcp"}, "local": {"command": "x"}}})
+    legacy = "---\nmcp_tools:\n  mcpServers:\n    old:\n      url: https://old.example.com/mcp\n---\nUse it."
+    write_files(folder, {".agents/skills/pdf/.mcp.json": servers, ".openhands/skills/legacy.md": legacy})
+    write_files(folder, {".agents/skills/no-skill/.mcp.json": servers})
+    assert call(["skills", "ls", str(folder), "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted((one["server"], one["skill"], one["url"]) for one in found if "server" in one) == [
+        ("forms", "pdf", "https://mcp.example.com/mcp"),
+        ("local", "pdf", ""),
+        ("old", "legacy", "https://old.example.com/mcp"),
+    ]
+    write_files(folder, {".agents/skills/pdf/.mcp.json": '{"mcpServers": {"a b": {"url": "x"}}}'})
+    assert call(["skills", "check", str(folder)]) == 1
+    assert ".agents/skills/pdf/.mcp.json: the name of an MCP server" in capsys.readouterr().out
