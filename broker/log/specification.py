@@ -2,8 +2,7 @@
 
 `check_log` reads a log from its first event to its last and returns a sentence for everything that no correct cluster
 writes. It shares no code with the product: it imports only the standard library and reads plain JSON objects, as
-`deckhands export` writes them. From the top, it defines the kinds of events, then a conversation with a method for each
-group of kinds.
+`deckhands export` writes them. It defines kinds of events, then a conversation with a method for each group of them.
 
 The rules, by the name that a violation has:
     append        ids are 1, 2, 3 …; the first event creates this conversation; nothing else does

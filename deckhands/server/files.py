@@ -150,7 +150,11 @@ async def download(
         return FileResponse(found, media_type=kind, headers={"Content-Disposition": shown}, background=removing)
 
 
-@routes.get("/checkpoints", summary="List the checkpoints of a workspace", responses={409: FOUND[409]})
+@routes.get(
+    "/checkpoints",
+    summary="List the checkpoints of a workspace",
+    responses={200: {"content": {"application/json": {"example": [12, 31]}}}, 409: FOUND[409]},
+)
 async def checkpoints(gateway: GatewayOf, _principal: Reader, conversation_id: ReadableId) -> list[int]:
     """List the events after which the files of the workspace were saved, in order; see `at` of the files."""
     return [*await gateway.client.files.checkpoints(conversation_id)]

@@ -298,7 +298,7 @@ def test_unreadable_names_are_no_accounts(name: str) -> None:
 
 @pytest.mark.parametrize("amount", [-1.0, float("nan"), 2_000_000.0])
 async def test_amounts_that_cannot_be_a_budget_are_refused(memory_store: Store, amount: float) -> None:
-    with pytest.raises(UsageError, match="cannot be a budget"):
+    with pytest.raises(UsageError, match="not a valid budget"):
         await Ledger(memory_store).set_limit(TENANT, amount)
 
 

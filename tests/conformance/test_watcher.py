@@ -205,7 +205,7 @@ async def test_a_reader_of_events_hears_of_the_loss(client: Client, store: Store
     assert (await anext(events)).id == 3
     await lose(store, after=1)
     again = follow(client, "conversation-1", Tally.of([state("running").model_copy(update={"id": 3})]))
-    with pytest.raises(EventsLost, match="Follow it again from its beginning"):
+    with pytest.raises(EventsLost, match="Follow the conversation again from its beginning"):
         await anext(again)
     await events.aclose()
 

@@ -411,7 +411,7 @@ async def test_a_promoted_replica_is_found(cluster: Cluster, store: Store) -> No
     new = await cluster.until_promoted(slot, other_than=old)
     assert store.connection.connects > connects
     assert await new.call("GET", f"{names.root}:test2") == b"x"
-    with pytest.raises(OutcomeUnknown, match="not a primary"):
+    with pytest.raises(OutcomeUnknown, match="no longer a primary"):
         await asyncio.wait_for(reading, unhurried(60))
     assert len(await reader.call("XREAD", "BLOCK", 100, "STREAMS", f"{names.root}:test", "0")) == 1
     await reader.aclose()

@@ -150,7 +150,7 @@ async def test_a_missing_replica_is_a_warning(
 ) -> None:
     primary, _ = pair
     opened = await open_store(primary.url, acks="replica")
-    assert any("the store has no replica: no write counts" in warning for warning in opened.warnings)
+    assert any("the store has no replica: no write is confirmed" in warning for warning in opened.warnings)
     await opened.aclose()
     assert not any("replica" in warning for warning in store.warnings)
     monkeypatch.setenv("DECKHANDS_ACKS", "replica")

@@ -387,7 +387,7 @@ async def test_a_delegate_is_read_and_comes_back_with_nobody(client, place, tmp_
     await begin_ended(client, "child", parent=Parent(conversation_id="parent", delegate_id=2))
     await retired(client.store, place, tmp_path)
     assert (await client.summary("child")).state == "finished"
-    with pytest.raises(UsageError, match="Restore that one"):
+    with pytest.raises(UsageError, match="Restore the parent"):
         await client.restore("child")
     assert await client.restore("parent")
     await client.delete("parent")

@@ -200,7 +200,7 @@ class TestSettings:
 
     def test_a_misspelt_variable(self, tmp_path):
         done = deckhands("ls", env=environment(tmp_path, DECKHANDS_URLS="redis://x"))
-        refused(done, 2, "DECKHANDS_URLS is not known.", "Did you mean DECKHANDS_URL?")
+        refused(done, 2, "DECKHANDS_URLS is unknown.", "Did you mean DECKHANDS_URL?")
 
     def test_a_home_that_cannot_be_written(self, tmp_path):
         (tmp_path / "file").write_text("")

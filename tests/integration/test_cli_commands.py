@@ -67,8 +67,8 @@ def test_accounts_are_listed(command: CommandLine) -> None:
     ("arguments", "complaint"),
     [
         (("budget", "set", "acme", "10"), "'acme' is not an account."),
-        (("budget", "set", "tenant:acme", "1e10"), "1e+10 USD cannot be a budget."),
-        (("budget", "add", "tenant:acme", "nan"), "nan USD cannot be a budget."),
+        (("budget", "set", "tenant:acme", "1e10"), "1e+10 USD is not a valid budget."),
+        (("budget", "add", "tenant:acme", "nan"), "nan USD is not a valid budget."),
         (("budget", "report", "nobody"), "'nobody' is not an account."),
         (("submit", "-t", "task", "--tenant", "a b"), "--tenant is 'a b'."),
     ],
@@ -478,7 +478,7 @@ def test_deliveries_are_listed_with_how_they_have_ended(command: CommandLine, we
     shown = found["told-one"]
     assert datetime.fromisoformat(shown["next_attempt"]) > datetime.fromisoformat(shown["planned"])
     assert (shown["conversation_id"], shown["state"], shown["attempts"]) == ("told-one", "waiting", 1)
-    assert (shown["status"], shown["error"], "body" in shown) == (500, "It has answered 500.", False)
+    assert (shown["status"], shown["error"], "body" in shown) == (500, "The receiver answered with status 500.", False)
     assert "told-one" in webhook("deliveries", webhook_id).out
 
 

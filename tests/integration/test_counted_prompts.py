@@ -126,7 +126,7 @@ async def test_a_prompt_beyond_the_window_is_not_sent(hands, serve) -> None:
     assert asked(server) == ["count"]
     failed = next(event for event in await hands.events() if isinstance(event, ModelCallFailed))
     assert failed.code == "context_window"
-    assert "4,100 tokens, and anthropic/claude-test takes 2,700" in failed.content
+    assert "4,100 tokens; the limit of anthropic/claude-test is 2,700" in failed.content
 
 
 async def test_a_fallback_for_long_prompts_is_asked_as_ever(hands, serve) -> None:

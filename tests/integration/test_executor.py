@@ -405,5 +405,5 @@ async def test_a_command_has_a_key_that_only_its_action_has(workspaces, log) -> 
 
 async def test_a_command_of_ours_accepts_the_key_in_its_environment() -> None:
     assert BrokerSettings.from_env({"DECKHANDS_IDEMPOTENCY_KEY": "c-1", "DECKHANDS_URL": ""}).url
-    with pytest.raises(UsageError, match="DECKHANDS_IDEMPOTENCY_KEYS is not known"):
+    with pytest.raises(UsageError, match="DECKHANDS_IDEMPOTENCY_KEYS is unknown"):
         BrokerSettings.from_env({"DECKHANDS_IDEMPOTENCY_KEYS": "c-1"})

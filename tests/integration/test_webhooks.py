@@ -303,7 +303,7 @@ async def test_a_receiver_that_does_not_answer_is_left_in_time(head: bytes) -> N
     async with asyncio.timeout(unhurried(10)):
         answer = await send_request(url, "{}", {}, parse_networks(PRIVATE), trust, limit_seconds=0.5)
     receiver.close()
-    assert answer == WebhookResponse(None, "It has not answered within 0.5 s.")
+    assert answer == WebhookResponse(None, "The receiver has not answered within 0.5 s.")
 
 
 async def test_webhook_with_too_many_waiting_deliveries_is_disabled(

@@ -260,5 +260,5 @@ def test_own_workspace_turned_into_a_link_is_not_followed(made: World) -> None:
     own = made.neighbour / "workspace"
     own.rename(made.neighbour / "kept")
     own.symlink_to(made.home)
-    with pytest.raises(DeckhandsError, match="is not there"):
+    with pytest.raises(DeckhandsError, match="does not exist"):
         Bindings(made.node, NamedDirectories()).open(HostFolder(made.node, "neighbour"))

@@ -246,7 +246,7 @@ class _Receiver:
     async def _request(self, _url: str, body: str, headers: dict[str, str], *_: Any) -> WebhookResponse:
         await asyncio.sleep(self._random.random() * REQUEST_SECONDS)
         if self._random.random() < REFUSED_SHARE:
-            return WebhookResponse(503, "It has answered 503.")
+            return WebhookResponse(503, "The receiver answered with status 503.")
         said = json.loads(body)["data"]
         self._received.append((said["conversation_id"], said["event_id"], headers["webhook-id"]))
         await asyncio.sleep(self._random.random() * REQUEST_SECONDS)

@@ -63,6 +63,7 @@ class Permits:
         self._unfinished: set[asyncio.Task[None]] = set()
         self._watch = ReplicaWatch()
         self._table_stamp = stamp_file(table.path)
+        self._has_new_table = asyncio.Event()
 
     def estimate_output_tokens(self, model: str) -> int:
         """Return the typical number of tokens in a model's recent replies."""
@@ -110,6 +111,7 @@ class Permits:
             _log.error("the quota table in force stays: %s", error)
             table = self.governor.table
         await self.governor.use(table)
+        self._has_new_table.set()
 
     async def _follow_table(self) -> None:
         """Read the file of the quota table again whenever it changes."""
@@ -127,7 +129,11 @@ class Permits:
     async def _watch_replicas(self, worker_id: str) -> None:
         """Report the health of replicas to the store; of all workers, one asks each replica."""
         while True:
+            self._has_new_table.clear()
             pools = [pool for pool in self.governor.table.pools if pool.has_replicas]
+            if not pools:  # an idle worker does not wake up for nothing
+                await self._has_new_table.wait()
+                continue
             try:
                 await asyncio.gather(
                     *(self._ask_replica(pool, quota, worker_id) for pool in pools for quota in pool.quotas)

@@ -14,7 +14,7 @@ from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import conversation_argument, find_full_id
 from deckhands.cli.options import ConversationOptions, json_option
 from deckhands.cli.progress import progress
-from deckhands.client import ExitCode, WorkspaceFiles, note, on_conversation, print_json, print_patch
+from deckhands.client import ExitCode, WorkspaceFiles, note, on_conversation, print_json, print_patch, print_text
 
 SECTION = "Files of a workspace"
 SUMMARIES = {
@@ -145,7 +145,7 @@ def checkpoint(options: CheckpointOptions) -> None:
         if options.as_json:
             print_json({"events": [*events]})
         else:
-            print("\n".join(map(str, events)) or "No checkpoint is kept.")
+            print_text("\n".join(map(str, events)) or "No checkpoint is kept.")
         return
     files, size = on_conversation(
         conversation_id, lambda client: WorkspaceFiles(client.store).checkpoint(conversation_id)

@@ -14,7 +14,7 @@ def test_empty_values_count_as_unset():
 
 
 def test_a_misspelt_name_is_not_ignored():
-    with pytest.raises(UsageError, match=r"DECKHANDS_HOM is not known.*DECKHANDS_HOME"):
+    with pytest.raises(UsageError, match=r"DECKHANDS_HOM is unknown.*DECKHANDS_HOME"):
         CliSettings.from_env({"DECKHANDS_HOM": "/srv"})
 
 

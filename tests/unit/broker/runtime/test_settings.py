@@ -31,10 +31,8 @@ def test_values_are_converted() -> None:
 def test_a_misspelt_name_is_told_the_nearest_one() -> None:
     with pytest.raises(UsageError) as refused:
         BrokerSettings.from_env({"DECKHANDS_SHARD": "2"})
-    assert str(refused.value) == (
-        "The environment variable DECKHANDS_SHARD is not known. Did you mean DECKHANDS_SHARDS?"
-    )
-    with pytest.raises(UsageError, match=r"DECKHANDS_XQZW is not known\. Unset it"):
+    assert str(refused.value) == ("The environment variable DECKHANDS_SHARD is unknown. Did you mean DECKHANDS_SHARDS?")
+    with pytest.raises(UsageError, match=r"DECKHANDS_XQZW is unknown\. Unset it"):
         BrokerSettings.from_env({"DECKHANDS_XQZW": "2"})
 
 

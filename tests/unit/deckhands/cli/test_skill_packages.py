@@ -285,7 +285,7 @@ def test_files_that_cannot_be_written_are_named(tmp_path: Path, folder: Path, sa
     [
         ({"a.md": "x"}, "no folder with a SKILL.md"),
         ({"Big_One/SKILL.md": PDF}, "no name of an AgentSkill"),
-        ({"other/SKILL.md": PDF}, "both have to be the same"),
+        ({"other/SKILL.md": PDF}, "both must be the same"),
         ({"a/pdf/SKILL.md": PDF, "b/pdf/SKILL.md": PDF}, "two of its folders"),
         ({"pdf/SKILL.md": "---\na: !!x y\n---\nBad."}, "has a tag"),
         ({"pdf/SKILL.md": PDF} | {f"pdf/{number}": "" for number in range(600)}, "601 files"),

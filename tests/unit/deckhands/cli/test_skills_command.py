@@ -63,7 +63,7 @@ def test_check_names_every_problem(folder: Path, capsys: pytest.CaptureFixture[s
             "`description` is missing: it tells the agent what the skill is for, and when to read it",
         ),
         (".claude/skills/other/SKILL.md", "it has no text"),
-        (".claude/skills/other/SKILL.md", "`name` is 'another', and its folder 'other'; both have to be the same"),
+        (".claude/skills/other/SKILL.md", "`name` is 'another', and its folder 'other'; both must be the same"),
         (".claude/skills/other/SKILL.md", "`description` has 1025 characters; 1024 are allowed"),
     ]
     assert said.err == "8 files checked, 6 problems found.\n"

@@ -135,13 +135,13 @@ def test_directory_with_a_read_file_may_be_no_workspace(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("deckhands.toml", "shard = 2", r"DECKHANDS_SHARD is not known\. Did you mean DECKHANDS_SHARDS\?"),
+        ("deckhands.toml", "shard = 2", r"DECKHANDS_SHARD is unknown\. Did you mean DECKHANDS_SHARDS\?"),
         ("deckhands.toml", 'shards = "many"', r"DECKHANDS_SHARDS is 'many'\. It must be a number\."),
         ("deckhands.toml", "shards = 2026-01-01", "shards is .*Write a text"),
         ("deckhands.toml", 'config = "x.toml"', "DECKHANDS_CONFIG cannot stand in a file"),
         ("deckhands.toml", 'config_files = ""', "DECKHANDS_CONFIG_FILES cannot stand in a file"),
         ("deckhands.toml", "[llm\n", "cannot be read: .*Correct it"),
-        (".env", "DECKHANDS_SHARD=2", "DECKHANDS_SHARD is not known"),
+        (".env", "DECKHANDS_SHARD=2", "DECKHANDS_SHARD is unknown"),
         (".env", "DECKHANDS_CONFIG=x.toml", "DECKHANDS_CONFIG cannot stand in a file"),
     ],
 )

@@ -65,7 +65,7 @@ def test_both_are_made_of_the_same() -> None:
         ({"cluster": "https://"}, "The address of the server has"),
         ({"cluster": "https://[x"}, "The address of the server has"),
         ({"output": int}, "The argument output is <class 'int'>. Pass a Pydantic model."),
-        ({"tools": "weather"}, "The argument tools is one tool."),
+        ({"tools": "weather"}, "`tools` must be a list."),
         ({"tools": [5]}, "5 is not a tool."),
         ({"confirmation": "a b"}, "The confirmation policy 'a b' cannot be used."),
         ({"limits": 5}, "The argument limits is 5."),
@@ -104,7 +104,7 @@ def test_pictures_are_paths_bytes_and_addresses(tmp_path: Path) -> None:
         ([PNG] * 21, "There are 21 pictures"),
         ([5], "5 is not a picture."),
         (["https://a b"], "The picture 'https://a b' is too long or no address."),
-        ("a.png", "The argument images is one picture."),
+        ("a.png", "`images` must be a list."),
         ([PNG + b"\0" * 4_000_000] * 2, "The pictures have more than"),
     ],
 )
