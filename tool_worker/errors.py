@@ -141,7 +141,7 @@ class StoppedBeforeStart(DeckhandsError):
     code = "cancelled"
 
     def __init__(self) -> None:
-        super().__init__("The action was not run: it was stopped before it started.")
+        super().__init__("The action was not run: it was stopped before it began.")
 
 
 _T = TypeVar("_T")

@@ -2,8 +2,7 @@
 
 It also has the table of models that a controller worker offers, and decides which of them a tenant may use.
 
-Holds: one rule for both the ingress, which reads the workers' reports, and the workers, which decide. An error lists
-only the models that this tenant may use.
+Holds: the ingress and the workers apply the same rule. An error lists only the models that this tenant may use.
 Does not: contain addresses, keys or files.
 """
 

@@ -226,7 +226,11 @@ def make_append_arguments(
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The events were written with ids first to last. `checksum` is that of the last one, see `codec.checksum_of`."""
+    """The events were written, with the ids from `first_id` to `last_id`.
+
+    Attributes:
+        checksum: of the last event, see `codec.checksum_of`.
+    """
 
     first_id: int
     last_id: int

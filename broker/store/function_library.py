@@ -269,7 +269,7 @@ async def deploy(
     Args:
         stop_seconds: how long to wait for workers that the new functions do not serve, after asking them to stop; 0: do
             not ask them.
-        is_setup: an operator chose this version: if the store has it, withdraw the announcement of any other.
+        is_setup: an operator chose this version. If the store already has it, the announcement of another is withdrawn.
         rolls_back: an operator chose this version in place of a newer one, which is then not deployed again.
 
     Returns:

@@ -187,7 +187,7 @@ async def _ask(hook: Hook, told: Mapping[str, Any]) -> str | None:
     try:
         async with limit:
             return await hook.ask(told)
-    except Exception as error:  # noqa: BLE001  (somebody else's code)
+    except Exception as error:  # noqa: BLE001  (code of the operator)
         if limit.expired():
             _log.warning("the hook %s did not answer within %g s", hook.name, hook.timeout_seconds)
             return f"the hook {hook.name} did not answer in time"

@@ -76,7 +76,11 @@ class PinnedElsewhere(DeckhandsError):
 
 
 class Snapshots:
-    """Reads and writes the latest snapshot; `version` is that of the latest one known to this owner."""
+    """Reads and writes the latest snapshot of a conversation.
+
+    Attributes:
+        version: the version of the latest snapshot that this owner has read or written.
+    """
 
     def __init__(self, services: Services, claimed: ClaimedConversation) -> None:
         self._services = services

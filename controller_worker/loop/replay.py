@@ -84,7 +84,7 @@ class Divergence:
     Attributes:
         recorded: the event in the log; None if the log ends before it.
         decided: the event decided in its place; None if there is none.
-        wanted: the core's next effect there.
+        wanted: the effect that the core decides on at this place.
     """
 
     event_id: int

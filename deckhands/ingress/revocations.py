@@ -39,7 +39,7 @@ class Revocations:
         return await self._store.call(*self.find_score(task_id)) is not None
 
     def find_score(self, task_id: str) -> tuple[Argument, ...]:
-        """Return the command whose reply is None unless the task was revoked within the last week."""
+        """Return the command that asks whether a task was revoked within the last week; its reply is None if not."""
         return ("ZSCORE", self._names.revoked, task_id)
 
 

@@ -137,9 +137,9 @@ class ModelFigures(BaseModel):
     Attributes:
         pass_at_1: the share of instances that one attempt resolves; null if no attempt was scored.
         interval: its 95 % interval; null if there are too few instances for one.
-        total_cost_usd: of the attempts, without critics and failed tries.
-        critic_cost_usd: the cost of critics; `lost_cost_usd` is that of tries that ended in failures of the
-            infrastructure.
+        total_cost_usd: the cost of the attempts, without critics and failed tries.
+        critic_cost_usd: the cost of critics.
+        lost_cost_usd: the cost of tries that failed in the infrastructure.
         has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
         reward: null if no attempt has one; an attempt without a reward counts as 1 if it is resolved, else as 0.
         metrics: by name.

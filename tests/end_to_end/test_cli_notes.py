@@ -75,7 +75,7 @@ def test_bad_input(tmp_path: Path) -> None:
     refused(deckhands("notes", "a", "--write", "x" * 1_001, env=env), "The note has 1001 characters.")
     refused(deckhands("notes", "a", "--tenant", "t", env=env), "have no tenant")
     elsewhere = env | {"DECKHANDS_URL": "redis://127.0.0.1:1/0"}
-    refused(deckhands("notes", "a", "--tenant", "t/u", env=elsewhere), "A tenant cannot be called 't/u'.")
+    refused(deckhands("notes", "a", "--tenant", "t/u", env=elsewhere), "The tenant's name cannot be 't/u'.")
     refused(
         deckhands("run", "-t", "x", "--model", "m", "--memory", "a b", env=env), "A project cannot be called 'a b'."
     )

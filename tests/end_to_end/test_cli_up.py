@@ -94,7 +94,7 @@ def test_printed_command_lists_conversations_of_both_workers(tmp_path):
         asyncio.run(until(is_stopped, limit=60, what="the end of the agent"))
         refusing = command.replace("inspect conversations", "control drain --json -t 4")
         drained = subprocess.run(refusing, shell=True, capture_output=True, cwd=tmp_path, text=True, check=False).stdout
-    assert "tool workers do not accept it" in drained
+    assert "tool workers do not accept this command" in drained
     logs = "".join(log.read_text() for log in (tmp_path / "cluster" / "logs").glob("*.log"))
     assert "Traceback" not in logs
 

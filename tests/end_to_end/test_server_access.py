@@ -33,7 +33,7 @@ BEYOND_A_SERVER = (
     *("ACL LIST", "CONFIG GET dir", "EVAL return{} 0", "FLUSHALL", "FUNCTION LOAD REPLACE x", "KEYS *", "SCAN 0"),
     *("SUBSCRIBE a", "PUBLISH a b", "SET other 1", "GET other", "HSET deck:store generation x", "DEL deck:store"),
     *("HSET deck:tools bash {}", "HGETALL deck:{0}:notes:a/b/c", "HSET deck:{0}:quota:x:y a b", "XLEN deck:inbox"),
-    *("HSET deck:{0}:keys x {}", "DEL deck:{0}:keys", "HSET deck:{0}:tenants acme 1", "XRANGE deck:replies:x - +"),
+    *("HDEL deck:{0}:keys x", "DEL deck:{0}:keys", "HSET deck:{0}:tenants acme 1", "XRANGE deck:replies:x - +"),
     *("HSET deck:{0}:rollout:run spec {}", "SET deck:{0}:rollout:run:driver x", "HSET deck:{0}:evaluation:h-1 a b"),
 )
 BODIES: dict[str, Any] = {
@@ -44,6 +44,7 @@ BODIES: dict[str, Any] = {
     "execute": {"command": "ls"},
     "PATCH": {"labels": {"team": "x"}, "reason": "test"},
     "fork": {},
+    "keys": {"name": "one", "tenant": "acme", "reason": "test"},
     "runs": {"task": "do it"},
     "conversations": {"task": "do it"},
     "completions": {"model": "CodeActAgent", "messages": [{"role": "user", "content": "do it"}]},
@@ -72,6 +73,7 @@ def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
         "{event_id}": "1",
         "{path:path}": "a.txt",
         "{evaluation}": "none",
+        "{key_id}": "abcdefghij23",
         "{run}": "none",
         "{number}": "1",
         "{response_id}": f"resp_{conversation_id}_999",

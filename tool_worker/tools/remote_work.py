@@ -152,7 +152,7 @@ class RemoteContext(ToolContext):
 
     Attributes:
         work: Its record; None where there is no store.
-        progress: Shows what the call reports of its progress; None: nobody sees it.
+        progress: Shows the progress that the call reports; None if no one watches.
         asks: The earlier call that this one continues with the user's answers, see `MCPAction`.
     """
 

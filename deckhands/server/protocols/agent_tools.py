@@ -54,7 +54,7 @@ class TaskState(BaseModel):
     """Where a conversation is.
 
     Attributes:
-        is_settled: nothing more happens until somebody sends a message or a request.
+        is_settled: nothing more happens until the next message or request.
         message: what the agent said last: its result, or what it asks.
         outputs: its structured output.
         error: the error that it ended in, or empty.

@@ -259,7 +259,7 @@ class _Call:
         return await self._continue(asked) if asked is not None and asked.task_id else None
 
     async def drop(self) -> None:
-        """End the task of a call whose questions nobody will answer, and forget the call. Idempotent."""
+        """End the task of a call whose questions were dropped, and forget the call. Idempotent."""
         asked = await self._load_asked()
         if asked is None or self._work is None:
             return

@@ -38,7 +38,7 @@ def surveyed(folder: Path) -> Observation:
     """Return the tool's answer about a folder, with its command run by a real shell."""
     tool, action = SurveyWorkspace(), SurveyAction(id=4)
     command = tool.request(action).arguments["command"]
-    ran = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True, timeout=20)
+    ran = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True, timeout=120)
     assert ran.stderr == ""
     answer = tool.observe(action, {"content": ran.stdout, "metadata": {"exit_code": 0}})
     return answer.model_copy(update={"cause": 4})
