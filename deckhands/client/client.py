@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from broker.contract import (
     DEFAULT_TIMEOUT_SECONDS,
     AgentSpec,
+    ConversationCreated,
     EventSource,
     ExecuteCommandAction,
     MessageAction,
@@ -191,7 +192,8 @@ class Client(Steering):
     ) -> str:
         """Start a conversation from a copy of another's events, and return its id.
 
-        Idempotent under the same `idempotency_key`. Actions that ran in the origin do not run again; see `forking`.
+        Idempotent under the same `idempotency_key`, even if the origin has grown. Actions that ran in the origin do not
+        run again; see `forking`.
 
         Args:
             at: the last event to copy; None copies all.
@@ -212,13 +214,22 @@ class Client(Steering):
         named = None if labels is None else inputs.to_labels(labels)
         created = build_fork(events, fork_id, model=model, workspace=place, title=title, labels=named, tenancy=tenancy)
         key = f"fork:{created.forked_from}"
+
+        async def is_repeated() -> bool:
+            """Return whether an earlier call under this key has made the fork, when the origin had fewer events."""
+            if idempotency_key is None or at is not None or not await self.exists(fork_id):
+                return False
+            (first,) = await self.log.read(fork_id, until=1)
+            assert isinstance(first, ConversationCreated)
+            return (first.forked_from or "").partition("@")[0] == conversation_id
+
         try:
             tenant = created.tenancy.tenant if created.tenancy else ""
             await check_admission(self.store, fork_id, tenant)
             await require_models(self.store, find_model_names(created.agent), tenant)
             await require_served(self.store, created.workspace)
         except (UsageError, AdmissionRefused):
-            if await find_creation(self.store, fork_id, key) is None:
+            if await find_creation(self.store, fork_id, key) is None and not await is_repeated():
                 raise
             return fork_id
         copied = [*copy_events(events, model=model), *([make_hold()] if is_held else [])]
@@ -229,7 +240,11 @@ class Client(Steering):
             await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
             await self.log.create_from(created, copied, key=key, shards=shards, blobs=blobs)
 
-        await self.store.repeat_if_raised(fork_id, create)
+        try:
+            await self.store.repeat_if_raised(fork_id, create)
+        except UsageError:
+            if not await is_repeated():
+                raise
         return fork_id
 
     async def send_message(

@@ -67,7 +67,7 @@ async def test_killed_call_continues_with_its_task(
     else:
         assert isinstance(answer, OutcomeUnknownObservation)
     assert remote.started == {"one": 1}
-    assert await records(cluster, cid) == []
+    await until(lambda: _is_empty(cluster, cid), what="the end of the record")
 
 
 async def test_call_carries_its_key_and_its_trace(cluster: FaultCluster, remote: TaskServer) -> None:

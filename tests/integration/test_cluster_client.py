@@ -218,6 +218,18 @@ async def test_a_fork_under_the_same_key_is_the_same_fork(client, cid):
     assert await client.fork(cid, at=2) != first
 
 
+async def test_repeated_fork_of_a_grown_origin_is_the_same_fork(client, cid):
+    first = await client.fork(cid, idempotency_key="whole")
+    await client.log.append(cid, [state("running"), reply(), command("make"), output(5)])
+    assert await client.fork(cid, idempotency_key="whole") == first
+    (created,) = await client.log.read(first, until=1)
+    assert created.forked_from == f"{cid}@2"
+    other = await client.submit("another task")
+    for origin, at in ((other, None), (cid, 3)):
+        with pytest.raises(UsageError, match="already"):
+            await client.fork(origin, at=at, idempotency_key="whole")
+
+
 async def test_waiting_until_it_settles(client, cid):
     waiting = asyncio.ensure_future(client.wait_until_settled(cid, timeout_seconds=10))
     await client.log.append(cid, [state("running"), reply(), command("make"), output(5)])
