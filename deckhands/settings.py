@@ -15,8 +15,10 @@ from pathlib import Path
 from broker.runtime import BrokerSettings, UsageError
 from deckhands.configuration import read_configuration
 
-SANDBOXES = ("auto", "bwrap", "docker", "none")
-SANDBOX_REMEDY = "Use auto, bwrap, docker or none, or the name of a sandbox that a package of the tool workers has."
+SANDBOXES = ("auto", "bwrap", "docker", "kubernetes", "none")
+SANDBOX_REMEDY = (
+    "Use auto, bwrap, docker, kubernetes or none, or the name of a sandbox that a package of the tool workers has."
+)
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
 PLAIN_VARIABLES = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
@@ -75,7 +77,7 @@ class CliSettings:
         home: the directory of embedded clusters and runs.
         model: the model named by the environment; None if none is named.
         has_profiles: whether a file of model profiles is named, which may name the model.
-        sandbox: the sandbox of workspaces: `auto`, `bwrap`, `docker` or `none`.
+        sandbox: the sandbox of workspaces: `auto`, `bwrap`, `docker`, `kubernetes` or `none`.
         debug: show tracebacks instead of one-line errors.
         environment: all variables, for the workers.
     """

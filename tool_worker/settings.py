@@ -20,7 +20,7 @@ from broker.contract import LABEL_PATTERN, parse_host_rules
 from broker.runtime import AddressRules, BrokerSettings, Count, Seconds, UsageError, arm, split_paths
 from broker.secrets import find_private_paths, load_secret_key, parse_workspace_roots
 from broker.tools import AllowedServers, McpServerSpec, read_allowed, read_servers
-from tool_worker.sandbox import ContainerSettings, ResourceLimits, is_image_name
+from tool_worker.sandbox import ClusterAccess, ContainerSettings, KubernetesSettings, ResourceLimits, is_image_name
 from tool_worker.secret_sources import SecretSourceSpec, read_secret_sources
 from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
 
@@ -55,6 +55,18 @@ class ToolVariables(BrokerSettings):
     ] = ""
     docker_host: Annotated[str, Field(description="address of the engine; empty: the default one")] = ""
     docker_cpus: Annotated[Seconds, Field(description="CPUs that a container may use; 0: all")] = 0.0
+    kubernetes_config: Annotated[
+        str, Field(description="a kubeconfig for the sandbox `kubernetes`; empty: the service account of this pod")
+    ] = ""
+    kubernetes_pod: Annotated[
+        str, Field(description="the pod of this worker, whose node and volume its pods share; empty: the host's name")
+    ] = ""
+    kubernetes_template: Annotated[str, Field(description="a file with a pod template for these pods; empty: none")] = (
+        ""
+    )
+    kubernetes_pending_seconds: Annotated[
+        Seconds, Field(description="how long such a pod may take to start, the download of its image included")
+    ] = 120.0
     workspace_memory_bytes: Annotated[
         int, Field(ge=0, description="limit for all programs of a workspace together; 0: half of the machine's")
     ] = 0
@@ -112,7 +124,7 @@ class ToolSettings:
         mcp_servers: Servers whose tools are offered.
         mcp_allowed: The servers that tasks and skills may use for their own conversation.
         secret_sources: Sources where secrets of tasks may be looked up.
-        containers: Settings of the `docker` sandbox.
+        containers: Settings of the sandboxes `docker` and `kubernetes`.
         limits: Resource limits of a workspace.
         gate: Network access that workspaces may get.
         repository_roots: Directories below which local repositories may be cloned.
@@ -173,7 +185,7 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         environment=_shell_variables(env),
         search_path=env.get("PATH", ""),
         workspace_limits=TreeLimits(files=variables.workspace_files, bytes=variables.workspace_bytes),
-        containers=_containers(variables),
+        containers=_containers(variables, env),
         limits=_limits(variables),
         gate=_gate(variables),
         repository_roots=_repository_roots(variables),
@@ -213,14 +225,25 @@ def _git_identity(variables: ToolVariables) -> GitIdentity:
         raise UsageError(f"DECKHANDS_GIT_USER_NAME or DECKHANDS_GIT_USER_EMAIL cannot be used: {error}.") from error
 
 
-def _containers(variables: ToolVariables) -> ContainerSettings:
+def _containers(variables: ToolVariables, env: Mapping[str, str]) -> ContainerSettings:
     images = _split_words(variables.docker_images)
     if images and not is_image_name(images[0]):
         raise UsageError(
             f"The first image of DECKHANDS_DOCKER_IMAGES, {images[0]!r}, is not a valid name of an image.",
             remedy="Name the default image first.",
         )
-    return ContainerSettings(images, variables.docker_host, variables.docker_cpus or None)
+    # Kubernetes gives these to every pod.
+    host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
+    kubernetes = KubernetesSettings(
+        ClusterAccess(
+            config=str(Path(variables.kubernetes_config).expanduser()) if variables.kubernetes_config else "",
+            address=f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else "",
+        ),
+        pod=variables.kubernetes_pod,
+        template=str(Path(variables.kubernetes_template).expanduser()) if variables.kubernetes_template else "",
+        pending_seconds=variables.kubernetes_pending_seconds,
+    )
+    return ContainerSettings(images, variables.docker_host, variables.docker_cpus or None, kubernetes)
 
 
 def _limits(variables: ToolVariables) -> ResourceLimits:

@@ -48,6 +48,7 @@ WORKER_SETTINGS = frozenset(
         *("sdk_sessions", "sdk_sandbox", "priced_models"),
         *("node", "pools", "labels", "tools", "pass_env", "mcp", "secret_sources", "concurrency", "chromium"),
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
+        *("kubernetes_config", "kubernetes_pod", "kubernetes_template", "kubernetes_pending_seconds"),
         *("egress", "egress_private", "egress_bytes", "repository_roots", "workspace_bytes", "workspace_files"),
         *("workspace_ttl_seconds", "workspace_idle_seconds", "workspace_ends_with_worker", "workspace_keep_seconds"),
         *("node_lost_seconds", "checkpoint_every", "git_user_name", "git_user_email"),
@@ -113,7 +114,10 @@ class BrokerSettings:
         Field(description="directories in which conversations may choose a workspace, separated by `:`; empty: none"),
     ] = ""
     sandbox: Annotated[
-        str, Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `none`, or one of a package")
+        str,
+        Field(
+            description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `kubernetes`, `none` or that of a package"
+        ),
     ] = "auto"
     checkpoints: Annotated[
         str, Field(description="the location of checkpoints: a URL that fsspec knows; empty: none")
