@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
-import fnmatch
 import json
 import os
 import re
@@ -22,7 +21,7 @@ import secrets
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,6 +35,7 @@ import yaml
 from aiohttp import WSMsgType, web
 
 from tests.certificates import certificate_in
+from tests.kubernetes_objects import RESOURCES, check_object, path_of
 from tool_worker.sandbox.containers import ClusterAccess, ContainerSettings, KubernetesSettings
 from tool_worker.sandbox.sandbox import find_interpreter, list_interpreter_prefixes
 
@@ -59,9 +59,6 @@ PARAMETERS = {
     "exec": {"container", "command", "stdin", "stdout", "stderr", "tty"},
 }
 RUN_AS = ("--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs")
-CAPABILITIES = {
-    "ReadWriteOnce",
-}
 
 
 class Refused(Exception):
@@ -109,7 +106,16 @@ def check_restricted(pod: Object) -> None:
     found += [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
     of_pod = spec.get("securityContext", {})
     kinds = {kind for volume in spec.get("volumes", []) for kind in set(volume) - {"name"}}
-    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
     found += sorted(kinds - allowed)
     for container in [*spec["containers"], *spec.get("initContainers", [])]:
         own = container.get("securityContext", {})
@@ -124,7 +130,9 @@ def check_restricted(pod: Object) -> None:
             found.append("seccompProfile")
     if found:
         name = pod["metadata"]["name"]
-        raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {found}')
+        raise Refused(
+            403, "Forbidden", f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {found}'
+        )
 
 
 @dataclass
@@ -166,6 +174,7 @@ class FakeCluster:
     requests: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     url: str = ""
+    certificate: Path = Path()
 
     @property
     def config(self) -> Path:
@@ -190,6 +199,11 @@ class FakeCluster:
     def sandboxes(self) -> list[Object]:
         """Return the pods that are sandboxes, the oldest first."""
         return [pod for pod in list(self.pods.values()) if pod["metadata"]["name"] != WORKER]
+
+    def end_all(self) -> None:
+        """End the containers of all pods, as the removal of their owner does."""
+        for name in list(self.containers):
+            self._end(name)
 
     def kill(self, name: str) -> None:
         """Kill a container as the kernel does when memory runs out."""
@@ -230,6 +244,8 @@ class FakeCluster:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise Refused(401, "Unauthorized", "Unauthorized")
         parts = request.path.strip("/").split("/")
+        if request.method == "POST" and request.query.get("dryRun") == "All":
+            return self._dry_run(request.path, await request.json())
         if parts[:3] != ["api", "v1", "namespaces"] or parts[4:5] != ["pods"]:
             raise Refused(404, "NotFound", "the server could not find the requested resource")
         name, sub = [*parts[5:], "", ""][:2]
@@ -253,6 +269,21 @@ class FakeCluster:
         if verb == "delete":
             return self._answer(await self._delete(name, body))
         return self._answer(self._look(name))
+
+    def _dry_run(self, path: str, found: Object) -> web.Response:
+        """Check an object of any kind as for its creation, and answer with it."""
+        check(found)
+        if (found["apiVersion"], found["kind"]) not in RESOURCES:
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
+        namespace = found["metadata"].get("namespace", NAMESPACE)
+        if path != path_of(found, namespace) or namespace != NAMESPACE:
+            raise Refused(400, "BadRequest", f"{found['kind']} of the namespace {namespace} does not belong to {path}")
+        try:
+            check_object(found)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{found['kind']} {found['metadata']['name']!r} is invalid: {error}"
+            raise Refused(422, "Invalid", message) from error
+        return web.json_response(found, status=201)
 
     def _answer(self, found: Object, code: int = 200) -> web.Response:
         for each in found.get("items", [found]):
@@ -284,7 +315,9 @@ class FakeCluster:
             for each in policy["spec"]["validations"]:
                 if not cel.evaluate(each["expression"], context):
                     raise Refused(
-                        403, "Forbidden", f"{resource} is forbidden: ValidatingAdmissionPolicy denied: {each['message']}"
+                        403,
+                        "Forbidden",
+                        f"{resource} is forbidden: ValidatingAdmissionPolicy denied: {each['message']}",
                     )
 
     async def _create(self, pod: Object) -> Object:
@@ -337,7 +370,11 @@ class FakeCluster:
             code = container.outer.returncode
             pod["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
             written = self.folder / "logs" / f"{name}.termination"
-            ended = {"exitCode": code, "reason": "Error" if code else "Completed", "message": written.read_text()[:4096]}
+            ended = {
+                "exitCode": code,
+                "reason": "Error" if code else "Completed",
+                "message": written.read_text()[:4096],
+            }
             self._set_state(pod, {"terminated": ended})
         return pod
 
@@ -491,6 +528,7 @@ def running_cluster(folder: Path, volume: Path, **settings: Any) -> Iterator[Fak
     cluster = FakeCluster(folder, volume, **settings)
     cluster.add_worker()
     certificate, key = certificate_in(folder)
+    cluster.certificate = certificate
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate, key)
     loop = asyncio.new_event_loop()
@@ -531,12 +569,8 @@ def running_cluster(folder: Path, volume: Path, **settings: Any) -> Iterator[Fak
     try:
         yield cluster
     finally:
-        for name in list(cluster.containers):
-            cluster._end(name)
+        cluster.end_all()
         loop.call_soon_threadsafe(cluster._ended.set)
         thread.join()
         loop.close()
     assert not cluster.faults, cluster.faults
-
-
-_ = fnmatch, Iterable, CAPABILITIES

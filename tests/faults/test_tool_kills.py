@@ -27,6 +27,7 @@ from broker.store.embedded import EmbeddedValkey
 from tests.browser_parts import opened_site
 from tests.docker_image import image
 from tests.faults.harness import FaultCluster, steps
+from tests.kubernetes_api import running_cluster
 from tests.polling import until
 from tests.turns import bash, call, finish
 from tool_worker.worker.steps.action_run import compute_fingerprint
@@ -103,6 +104,29 @@ async def test_a_command_in_a_container_is_run_once(cluster: FaultCluster, bound
     await cluster.close_workspaces(ids)
     listed = ["docker", "ps", "--all", "--quiet", "--filter", f"label=deckhands.conversation={cid}"]
     await until(lambda: not subprocess.run(listed, capture_output=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize("boundary", ["", "tool.before_run", "tool.after_result"])
+async def test_a_command_in_a_pod_is_run_once(cluster: FaultCluster, boundary: str) -> None:
+    with running_cluster(cluster.root / "kubernetes", cluster.root) as kubernetes:
+        settings = kubernetes.environment()
+        cluster.start_controller()
+        failpoint = {"DECKHANDS_FAILPOINTS": f"{boundary}:kill@1"} if boundary else {}
+        cluster.start_tool("victim", **settings, **failpoint)
+        (cid,) = ids = await cluster.submit(steps(2, seconds=0.5 if boundary else 4.0), sandbox="kubernetes")
+        if not boundary:
+            await cluster.until(lambda: cluster.effects(cid) == ["begin-0"], limit=LIMIT_SECONDS)
+            (before,) = kubernetes.sandboxes()
+            cluster.signal("victim", signal.SIGKILL)
+        await die_and_follow(cluster, **settings)
+        await cluster.check(ids, commands=2)
+        assert cluster.effects(cid) == ["begin-0", "end-0", "begin-1", "end-1"]
+        if not boundary:
+            assert [pod["metadata"]["uid"] for pod in kubernetes.sandboxes()] == [before["metadata"]["uid"]]
+        await cluster.client.files.write(cid, "given.txt", "for the pod")
+        assert await cluster.client.files.read(cid, "given.txt") == b"for the pod"
+        await cluster.end_workers()
+        kubernetes.end_all()
 
 
 # Opening a workspace

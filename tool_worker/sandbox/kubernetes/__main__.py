@@ -23,20 +23,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from tool_worker.errors import SandboxUnavailable
 from tool_worker.sandbox.containers import ClusterAccess
 from tool_worker.sandbox.kubernetes.api import Api, ApiRefusal, Manifest, to_plain
 from tool_worker.sandbox.kubernetes.pods import CONTAINER, POD_PROGRAM, POLL_SECONDS, remove_pods, sweep
 
+if TYPE_CHECKING:
+    import aiohttp
+
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 MESSAGE_LIMIT_BYTES = 4 * 2**20
 PART_BYTES = 2**15
-STARTED_LIMIT_SECONDS = 30.0
 CREATE_ATTEMPTS = 5
 EXIT_NOT_STARTED = 125
 """As that of `docker run`."""
@@ -54,7 +54,8 @@ def main() -> None:
     try:
         with Api(ClusterAccess(**described["access"])) as api:
             if kind == "host":
-                start(api, described, program)
+                pod = start(api, described, program)
+                _wait_until_taken(api, pod, Path(described["entrance"]))
                 code = 0
             else:
                 code = run(api, described, program)
@@ -73,12 +74,7 @@ def start(api: Api, plan: Mapping[str, Any], command: Sequence[str]) -> Manifest
     """
     manifest = plan["pod"]
     manifest["spec"]["containers"][0]["command"] = list(command)
-    claim = next(
-        each["persistentVolumeClaim"]["claimName"]
-        for each in manifest["spec"]["volumes"]
-        if "persistentVolumeClaim" in each
-    )
-    sweep(api, claim, Path(plan["locks"]))
+    sweep(api, plan["claim"], Path(plan["locks"]))
     pod = _create(api, manifest)
     try:
         _wait_until_running(api, pod, plan["pending_seconds"])
@@ -121,6 +117,8 @@ class _Stream:
         Raises:
             SandboxUnavailable: the program cannot be started, or the connection broke before it ended.
         """
+        import aiohttp  # late: the start of a host needs no WebSocket
+
         try:
             async with (
                 aiohttp.ClientSession(headers=self._api.headers, trust_env=False) as session,
@@ -161,7 +159,7 @@ class _Stream:
             await connection.send_bytes(bytes([STDIN]) + content[start_at : start_at + PART_BYTES])
 
     def _read_input(self, connection: aiohttp.ClientWebSocketResponse, loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(OSError, RuntimeError, aiohttp.ClientError):
+        with suppress(OSError, RuntimeError):  # the program has ended, and the connection with it
             while part := os.read(0, PART_BYTES):
                 asyncio.run_coroutine_threadsafe(self._send(connection, part), loop).result()
             if connection.protocol == PROTOCOLS[0]:  # the older protocol has no end of the input
@@ -216,33 +214,49 @@ def _create(api: Api, manifest: Manifest) -> Manifest:
 
 
 def _wait_until_running(api: Api, pod: Manifest, limit_seconds: float) -> None:
-    name = pod["metadata"]["name"]
     ends = time.monotonic() + limit_seconds
-    while True:
-        found = api.get_pod(name)
-        if found is None or found["metadata"]["uid"] != pod["metadata"]["uid"]:
-            raise SandboxUnavailable(f"The pod {name} was removed before it ran.")
-        status = found.get("status") or {}
-        state = next(iter(status.get("containerStatuses") or [{}])).get("state") or {}
-        waiting = state.get("waiting") or {}
-        if "running" in state:
-            return
-        if status.get("phase") == "Failed" or "terminated" in state:
-            # Not the container's own message: programs write it.
-            code = (state.get("terminated") or {}).get("exitCode")
-            reason = f"its container ended with exit code {code}" if code is not None else _explain(status)
-            raise SandboxUnavailable(f"The pod {name} failed: {reason}")
-        if waiting.get("reason") in HOPELESS:
-            raise SandboxUnavailable(
-                f"The pod {name} cannot start: {waiting['reason']}: {to_plain(waiting.get('message', ''))}",
-                remedy="Check the image's name, its registry, and the secrets for it.",
-            )
+    while (status := _check(api, pod)) is not None:
         if time.monotonic() > ends:
             raise SandboxUnavailable(
-                f"The pod {name} did not start within {limit_seconds:g} s: {_explain(status)}",
+                f"The pod {pod['metadata']['name']} did not start within {limit_seconds:g} s: {_explain(status)}",
                 remedy="Free resources on its machine, or raise DECKHANDS_KUBERNETES_PENDING_SECONDS.",
             )
         time.sleep(POLL_SECONDS)
+
+
+def _wait_until_taken(api: Api, pod: Manifest, entrance: Path) -> None:
+    """Wait until the tool worker has closed the entrance, because the host took its descriptors or was given up."""
+    while entrance.exists():
+        _check(api, pod)
+        time.sleep(POLL_SECONDS)
+
+
+def _check(api: Api, pod: Manifest) -> Manifest | None:
+    """Return the status of a pod that does not run yet; None if it runs.
+
+    Raises:
+        SandboxUnavailable: it has ended, or will not start.
+    """
+    name = pod["metadata"]["name"]
+    found = api.get_pod(name)
+    if found is None or found["metadata"]["uid"] != pod["metadata"]["uid"]:
+        raise SandboxUnavailable(f"The pod {name} was removed before it ran.")
+    status: Manifest = found.get("status") or {}
+    state = next(iter(status.get("containerStatuses") or [{}])).get("state") or {}
+    if "running" in state:
+        return None
+    if status.get("phase") in ("Failed", "Succeeded") or "terminated" in state:
+        # Not the container's own message: programs write it.
+        code = (state.get("terminated") or {}).get("exitCode")
+        reason = f"its container ended with exit code {code}" if code is not None else _explain(status)
+        raise SandboxUnavailable(f"The pod {name} failed: {reason}")
+    waiting = state.get("waiting") or {}
+    if waiting.get("reason") in HOPELESS:
+        raise SandboxUnavailable(
+            f"The pod {name} cannot start: {waiting['reason']}: {to_plain(waiting.get('message', ''))}",
+            remedy="Check the image's name, its registry, and the secrets for it.",
+        )
+    return status
 
 
 def _explain(status: Manifest) -> str:

@@ -185,7 +185,9 @@ class KubernetesSandbox:
             "pending_seconds": self._settings.pending_seconds,
             "pod": merge(self._read_template(), self._make_pod(enclosure)),
             "environment_names": list(enclosure.environment_names),
+            "claim": self._own_pod().claim,
             "locks": str(self._files / "pods"),
+            "entrance": str(enclosure.entrance or ""),
         }
         return [json.dumps(plan)]
 
@@ -249,7 +251,7 @@ class KubernetesSandbox:
         host_id = enclosure.labels.get("host", "")
         labels = {
             "app.kubernetes.io/managed-by": "deckhands",
-            f"{LABEL}/role": "sandbox",
+            "app.kubernetes.io/component": "sandbox",
             f"{LABEL}/claim": _hash(own.claim),
             f"{LABEL}/network": "open" if enclosure.has_network else "none",
         }
@@ -326,8 +328,11 @@ class KubernetesSandbox:
             {**_mount(own, self._copy_code(), f"{CODE_ROOT}/tool_worker"), "readOnly": True},
         ]
         for path in enclosure.read_only:
-            # Of a socket its directory, which has nothing else: a mounted socket would stay after its replacement.
-            shown = path.parent if path.name == "socket" else path
+            shown = path
+            if path.name == "socket":  # its directory, which has nothing else: the socket may not exist yet
+                shown = path.parent
+                shown.mkdir(mode=0o700, parents=True, exist_ok=True)
+                change_owner(shown, user, group)
             mounts.append({**_mount(own, shown, str(shown)), "readOnly": True})
         if enclosure.entrance is not None:
             mounts.append({**_mount(own, enclosure.entrance.parent, ENTRANCE), "readOnly": True})
