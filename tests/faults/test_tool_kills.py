@@ -106,7 +106,9 @@ async def test_a_command_in_a_container_is_run_once(cluster: FaultCluster, bound
     await until(lambda: not subprocess.run(listed, capture_output=True, check=True).stdout.split())
 
 
-@pytest.mark.parametrize("boundary", ["", "tool.before_run", "tool.after_result"])
+@pytest.mark.parametrize(
+    "boundary", ["", *(pytest.param(f"tool.{when}", marks=pytest.mark.slow) for when in ("before_run", "after_result"))]
+)
 async def test_a_command_in_a_pod_is_run_once(cluster: FaultCluster, boundary: str) -> None:
     with running_cluster(cluster.root / "kubernetes", cluster.root) as kubernetes:
         settings = kubernetes.environment()

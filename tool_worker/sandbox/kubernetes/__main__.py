@@ -191,12 +191,18 @@ def _read_code(part: bytes) -> int:
 def _lock(folder: Path, name: str) -> Iterator[None]:
     """Hold the lock of a pod: the kernel releases it however this process ends."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    path = folder / name
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                break
+        os.close(descriptor)  # an earlier holder has removed this file
     try:
         yield
     finally:
-        (folder / name).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
