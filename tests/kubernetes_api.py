@@ -200,11 +200,6 @@ class FakeCluster:
         """Return the pods that are sandboxes, the oldest first."""
         return [pod for pod in list(self.pods.values()) if pod["metadata"]["name"] != WORKER]
 
-    def end_all(self) -> None:
-        """End the containers of all pods, as the removal of their owner does."""
-        for name in list(self.containers):
-            self._end(name)
-
     def kill(self, name: str) -> None:
         """Kill a container as the kernel does when memory runs out."""
         os.kill(self.containers[name].main_pid, 9)
@@ -569,7 +564,8 @@ def running_cluster(folder: Path, volume: Path, **settings: Any) -> Iterator[Fak
     try:
         yield cluster
     finally:
-        cluster.end_all()
+        for name in list(cluster.containers):
+            cluster._end(name)
         loop.call_soon_threadsafe(cluster._ended.set)
         thread.join()
         loop.close()

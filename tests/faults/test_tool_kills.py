@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tests.kubernetes_api import running_cluster
 from tests.polling import until
 from tests.turns import bash, call, finish
 from tool_worker.worker.steps.action_run import compute_fingerprint
+from tool_worker.workspace.workspaces import Workspaces
 
 LIMIT_SECONDS = 180.0
 """A browser or a kernel takes its time to start."""
@@ -116,19 +118,25 @@ async def test_a_command_in_a_pod_is_run_once(cluster: FaultCluster, boundary: s
         failpoint = {"DECKHANDS_FAILPOINTS": f"{boundary}:kill@1"} if boundary else {}
         cluster.start_tool("victim", **settings, **failpoint)
         (cid,) = ids = await cluster.submit(steps(2, seconds=0.5 if boundary else 4.0), sandbox="kubernetes")
-        if not boundary:
-            await cluster.until(lambda: cluster.effects(cid) == ["begin-0"], limit=LIMIT_SECONDS)
-            (before,) = kubernetes.sandboxes()
-            cluster.signal("victim", signal.SIGKILL)
-        await die_and_follow(cluster, **settings)
-        await cluster.check(ids, commands=2)
-        assert cluster.effects(cid) == ["begin-0", "end-0", "begin-1", "end-1"]
-        if not boundary:
-            assert [pod["metadata"]["uid"] for pod in kubernetes.sandboxes()] == [before["metadata"]["uid"]]
-        await cluster.client.files.write(cid, "given.txt", "for the pod")
-        assert await cluster.client.files.read(cid, "given.txt") == b"for the pod"
-        await cluster.end_workers()
-        kubernetes.end_all()
+        workspaces = Workspaces(cluster.root / "n", sandbox="kubernetes", containers=kubernetes.settings())
+        try:
+            if not boundary:
+                await cluster.until(lambda: cluster.effects(cid) == ["begin-0"], limit=LIMIT_SECONDS)
+                (before,) = kubernetes.sandboxes()
+                cluster.signal("victim", signal.SIGKILL)
+            await die_and_follow(cluster, **settings)
+            await cluster.check(ids, commands=2)
+            assert cluster.effects(cid) == ["begin-0", "end-0", "begin-1", "end-1"]
+            if not boundary:
+                assert [pod["metadata"]["uid"] for pod in kubernetes.sandboxes()] == [before["metadata"]["uid"]]
+            await cluster.client.files.write(cid, "given.txt", "for the pod")
+            assert await cluster.client.files.read(cid, "given.txt") == b"for the pod"
+        finally:
+            cluster.kill("survivor")
+            await workspaces.close(cid)
+            await workspaces.aclose()
+            shutil.rmtree(cluster.root / "n" / cid)  # closed already, and the fixture knows no API server
+        assert kubernetes.sandboxes() == []
 
 
 # Opening a workspace

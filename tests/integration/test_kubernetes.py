@@ -288,10 +288,7 @@ def change_config(cluster: FakeCluster, **user: object) -> None:
         ("template", "may have only `metadata` and `spec`"),
     ],
 )
-def test_unusable_configuration_is_explained(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, reason: str
-) -> None:
-    monkeypatch.setattr("tool_worker.sandbox.kubernetes.api.PAUSE_SECONDS", 0.0)
+def test_unusable_configuration_is_explained(cluster: FakeCluster, tmp_path: Path, case: str, reason: str) -> None:
     settings = cluster.settings()
     if case == "no account":
         settings = load_tool_settings({"DECKHANDS_DOCKER_IMAGES": IMAGE}).containers

@@ -1,7 +1,9 @@
 """What a pod runs for a program that has no workspace host: the first process, and the start of the program.
 
+    python3 -I -S pod_program.py start
+        The pod's first process, which drops its environment, because others in the pod could read it, and then waits.
     python3 -I -S pod_program.py wait
-        The pod's first process: it ends when no other process is left, so that an abandoned pod ends with its program.
+        Ends when no other process is left, so that an abandoned pod ends with its program.
     python3 -I -S pod_program.py run
         Reads a line with a number, and so many bytes of JSON, from standard input; then becomes the program with its
         environment. On the command line or in the pod's description, others could read the environment.
@@ -24,9 +26,10 @@ EXIT_NOT_STARTED = 127
 
 def main() -> None:
     """Do what the argument names."""
-    if sys.argv[1] == "wait":
-        if os.environ:  # the other processes could read it
-            os.execve(sys.executable, [sys.executable, "-I", "-S", *sys.argv], {})  # noqa: S606  (this program again)
+    if sys.argv[1] == "start":
+        again = [sys.executable, "-I", "-S", sys.argv[0], "wait"]
+        os.execve(sys.executable, again, {})  # noqa: S606  (this program again)
+    elif sys.argv[1] == "wait":
         wait()
     else:
         run()
@@ -53,12 +56,10 @@ def wait() -> None:
 def run() -> None:
     """Become the program that standard input describes."""
     given = json.loads(_read(int(_read_line())))
-    environment = given["environment"]
-    os.environ.clear()
-    os.environ.update(environment)  # the program is searched on its own path
     try:
         os.chdir(given["directory"])
-        os.execvpe(given["program"][0], given["program"], environment)  # noqa: S606  (the caller's program)
+        # Searched on the path of its environment.
+        os.execvpe(given["program"][0], given["program"], given["environment"])  # noqa: S606  (the caller's program)
     except OSError as error:
         sys.stderr.write(f"{given['program'][0]}: {error.strerror}\n")
         sys.exit(EXIT_NOT_STARTED)

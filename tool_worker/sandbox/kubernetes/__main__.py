@@ -19,15 +19,15 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from broker.runtime import SYSTEM_CLOCK
 from tool_worker.errors import SandboxUnavailable
 from tool_worker.sandbox.containers import ClusterAccess
-from tool_worker.sandbox.kubernetes.api import Api, ApiRefusal, Manifest, to_plain
+from tool_worker.sandbox.kubernetes.api import Api, ApiRefusal, Manifest, pause, to_plain
 from tool_worker.sandbox.kubernetes.pods import CONTAINER, POD_PROGRAM, POLL_SECONDS, remove_pods, sweep
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def start(api: Api, plan: Mapping[str, Any], command: Sequence[str]) -> Manifest
 
 
 def run(api: Api, plan: Mapping[str, Any], program: Sequence[str]) -> int:
-    """Run a program in a pod of its own, and return its exit code."""
+    """Run a program in a separate pod, and return its exit code."""
     names = plan["environment_names"]
     given = {
         "program": list(program),
@@ -95,7 +95,7 @@ def run(api: Api, plan: Mapping[str, Any], program: Sequence[str]) -> int:
     }
     name = plan["pod"]["metadata"]["name"]
     with _lock(Path(plan["locks"]), name):
-        pod = start(api, plan, ["python3", "-I", "-S", POD_PROGRAM, "wait"])
+        pod = start(api, plan, ["python3", "-I", "-S", POD_PROGRAM, "start"])
         try:
             return asyncio.run(_Stream(api, name, json.dumps(given).encode()).serve())
         finally:
@@ -220,21 +220,21 @@ def _create(api: Api, manifest: Manifest) -> Manifest:
 
 
 def _wait_until_running(api: Api, pod: Manifest, limit_seconds: float) -> None:
-    ends = time.monotonic() + limit_seconds
+    ends = SYSTEM_CLOCK.monotonic() + limit_seconds
     while (status := _check(api, pod)) is not None:
-        if time.monotonic() > ends:
+        if SYSTEM_CLOCK.monotonic() > ends:
             raise SandboxUnavailable(
                 f"The pod {pod['metadata']['name']} did not start within {limit_seconds:g} s: {_explain(status)}",
                 remedy="Free resources on its machine, or raise DECKHANDS_KUBERNETES_PENDING_SECONDS.",
             )
-        time.sleep(POLL_SECONDS)
+        pause(POLL_SECONDS)
 
 
 def _wait_until_taken(api: Api, pod: Manifest, entrance: Path) -> None:
     """Wait until the tool worker has closed the entrance, because the host took its descriptors or was given up."""
     while entrance.exists():
         _check(api, pod)
-        time.sleep(POLL_SECONDS)
+        pause(POLL_SECONDS)
 
 
 def _check(api: Api, pod: Manifest) -> Manifest | None:

@@ -13,7 +13,7 @@ import base64
 import os
 import ssl
 import tempfile
-import time
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -137,18 +137,23 @@ class Api:
                 answered = answer.json()
             except (httpx.TransportError, ValueError) as error:
                 if left:
-                    time.sleep(PAUSE_SECONDS)
+                    pause(PAUSE_SECONDS)
                     continue
                 raise SandboxUnavailable(
                     f"The API server {self.server} does not answer: {to_plain(str(error) or type(error).__name__)}"
                 ) from error
             if answer.status_code in BUSY and left:
-                time.sleep(PAUSE_SECONDS)
+                pause(PAUSE_SECONDS)
                 continue
             if not answer.is_success or not isinstance(answered, dict):
                 raise _make_refusal(answer.status_code, answered)
             return answered
         raise AssertionError
+
+
+def pause(seconds: float) -> None:
+    """Wait before the next request."""
+    threading.Event().wait(seconds)
 
 
 def to_plain(text: object) -> str:

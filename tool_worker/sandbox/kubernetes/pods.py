@@ -31,13 +31,14 @@ import secrets
 import shutil
 import socket
 import sys
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from broker.runtime import SYSTEM_CLOCK
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused
 from tool_worker.sandbox.containers import (
     CODE_ROOT,
@@ -431,16 +432,16 @@ def remove_pods(api: Api, pods: Sequence[Manifest]) -> None:
     """
     for pod in pods:
         api.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"])
-    ends = time.monotonic() + END_LIMIT_SECONDS
+    ends = SYSTEM_CLOCK.monotonic() + END_LIMIT_SECONDS
     for pod in pods:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         while (found := api.get_pod(name)) is not None and found["metadata"]["uid"] == uid:
-            if time.monotonic() > ends:
+            if SYSTEM_CLOCK.monotonic() > ends:
                 raise SandboxUnavailable(
                     f"The pod {name} does not end.",
                     remedy="If its machine is lost, remove the machine from the cluster.",
                 )
-            time.sleep(POLL_SECONDS)
+            threading.Event().wait(POLL_SECONDS)
 
 
 def sweep(api: Api, claim: str, locks: Path) -> None:
