@@ -176,7 +176,7 @@ class FaultCluster:
         count: int = 1,
         latency: float = 0.0,
         tools: Sequence[str] = (),
-        sandbox: Literal["docker", "none"] = "none",
+        sandbox: Literal["docker", "kubernetes", "none"] = "none",
         tenancy: Tenancy | None = None,
         task: Mapping[str, Any] = NOTHING,
         **spec: Any,
@@ -195,7 +195,7 @@ class FaultCluster:
         for _ in range(count):
             folder = self.root / "work" / f"{self._scripts}-{len(ids)}"
             folder.mkdir(parents=True)
-            if sandbox == "docker" and os.getuid() == 0:
+            if sandbox != "none" and os.getuid() == 0:
                 os.chown(folder, 1000, 1000)  # containers do not run as root
             workspace = WorkspaceSpec(path=str(folder), sandbox=sandbox)
             request = {"agent": agent, "workspace": workspace, "tools": tools, "tenancy": tenancy, **task}
