@@ -200,6 +200,14 @@ class FakeCluster:
         """Return the pods that are sandboxes, the oldest first."""
         return [pod for pod in list(self.pods.values()) if pod["metadata"]["name"] != WORKER]
 
+    def find_pods_of(self, conversation_id: str) -> list[Object]:
+        """Return the pods of one conversation."""
+        return [
+            pod
+            for pod in self.sandboxes()
+            if pod["metadata"]["annotations"]["deckhands/conversation"] == conversation_id
+        ]
+
     def kill(self, name: str) -> None:
         """Kill a container as the kernel does when memory runs out."""
         os.kill(self.containers[name].main_pid, 9)

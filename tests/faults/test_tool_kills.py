@@ -122,13 +122,14 @@ async def test_a_command_in_a_pod_is_run_once(cluster: FaultCluster, boundary: s
         try:
             if not boundary:
                 await cluster.until(lambda: cluster.effects(cid) == ["begin-0"], limit=LIMIT_SECONDS)
-                (before,) = kubernetes.sandboxes()
+                (before,) = kubernetes.find_pods_of(cid)
                 cluster.signal("victim", signal.SIGKILL)
             await die_and_follow(cluster, **settings)
             await cluster.check(ids, commands=2)
             assert cluster.effects(cid) == ["begin-0", "end-0", "begin-1", "end-1"]
             if not boundary:
-                assert [pod["metadata"]["uid"] for pod in kubernetes.sandboxes()] == [before["metadata"]["uid"]]
+                (after,) = kubernetes.find_pods_of(cid)
+                assert after["metadata"]["uid"] == before["metadata"]["uid"]
             await cluster.client.files.write(cid, "given.txt", "for the pod")
             assert await cluster.client.files.read(cid, "given.txt") == b"for the pod"
         finally:
@@ -136,7 +137,7 @@ async def test_a_command_in_a_pod_is_run_once(cluster: FaultCluster, boundary: s
             await workspaces.close(cid)
             await workspaces.aclose()
             shutil.rmtree(cluster.root / "n" / cid)  # closed already, and the fixture knows no API server
-        assert kubernetes.sandboxes() == []
+        assert kubernetes.find_pods_of(cid) == []
 
 
 # Opening a workspace
