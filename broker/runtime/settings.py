@@ -116,7 +116,7 @@ class BrokerSettings:
     sandbox: Annotated[
         str,
         Field(
-            description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `kubernetes`, `none` or that of a package"
+            description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `kubernetes`, `none`, or a package's"
         ),
     ] = "auto"
     checkpoints: Annotated[
