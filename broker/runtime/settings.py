@@ -115,9 +115,7 @@ class BrokerSettings:
     ] = ""
     sandbox: Annotated[
         str,
-        Field(
-            description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `kubernetes`, `none`, or a package's"
-        ),
+        Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `kubernetes`, `none`, or a package's"),
     ] = "auto"
     checkpoints: Annotated[
         str, Field(description="the location of checkpoints: a URL that fsspec knows; empty: none")
