@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 from tests.house_rules import is_ours
@@ -47,6 +48,7 @@ def edges_of(sources: Iterable[Source]) -> Edges:
     return found
 
 
+@cache
 def names_of(package: str) -> set[str]:
     """Return the names of a package's face; empty: it has none, so nothing of it may be imported."""
     stub = ROOT / package.replace(".", "/") / "__init__.pyi"
