@@ -180,6 +180,14 @@ def test_waiting_command_with_new_output_is_no_loop(command: str) -> None:
     check_replay(core)
 
 
+def test_output_that_moves_slowly_moves() -> None:
+    core = started()
+    for look_number in range(20):
+        look(core, BUILD, f"{look_number // 2} %")
+        play(core, "think(not yet)")
+    assert core.wants() == CallModel(41, 1)
+
+
 @pytest.mark.parametrize(
     "step",
     [

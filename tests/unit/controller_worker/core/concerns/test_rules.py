@@ -94,6 +94,20 @@ def test_folder_skill_with_triggers_is_recalled_as_well(tmp_path: Path) -> None:
     assert found.available_skills is not None
 
 
+@pytest.mark.parametrize("count", [40, 200])
+def test_prompt_stays_bounded_with_many_skills(tmp_path: Path, count: int) -> None:
+    core = asked()
+    long = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 180) for n in range(count)}
+    core.observe(4, write(tmp_path, long))
+    (found,) = recalls(core)
+    assert found.available_skills is not None
+    if count == 40:  # of 200, the survey has no room for all
+        assert len(found.available_skills) == count
+        assert found.unreadable_skills is None
+    assert _count_chars(found) <= MAX_LISTED_CHARS
+    assert len(prompt_of(core)) < 4 * MAX_LISTED_CHARS
+
+
 def test_all_of_two_hundred_skills_are_listed(tmp_path: Path) -> None:
     core = asked()
     short = {f".agents/skills/s{n}/SKILL.md": SKILL.format(f"s{n}", "word " * 60) for n in range(200)}
