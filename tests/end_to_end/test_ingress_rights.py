@@ -31,13 +31,6 @@ from tests.served_stores import LIMIT_SECONDS, PRODUCER, Server, allowed_of, ref
 from tests.turns import finish
 
 LIMIT = 2 * LIMIT_SECONDS
-BEYOND_A_INGRESS = (
-    *("ACL LIST", "CONFIG GET dir", "EVAL return{} 0", "FLUSHALL", "FUNCTION LOAD REPLACE x", "KEYS *", "SCAN 0"),
-    *("SUBSCRIBE a", "PUBLISH a b", "SET other 1", "GET other", "HSET deck:store generation x", "DEL deck:store"),
-    *("HSET deck:tools bash {}", "HGETALL deck:{0}:notes:a/b/c", "SMEMBERS deck:{0}:notebooks"),
-    *("HSET deck:{0}:budget:all limit 1", "SMEMBERS deck:{0}:budgets", "HGETALL deck:{0}:quota:x:y"),
-    *("HGETALL deck:{0}:batch:x", "SET deck:{0}:ledger:x 1"),
-)
 BEYOND_A_PRODUCER = (
     *("RPOP deckhands", "LRANGE deckhands 0 -1", "DEL deckhands", "LPUSH celery x", "LPUSH deckhands.controller x"),
     *("HGETALL deckhands:unacked", "DEL deckhands:unacked", "HGETALL unacked", "SET celery-task-meta-x {}"),
@@ -208,10 +201,6 @@ async def test_evaluation_is_steered_with_ingress_rights(cluster: Cluster) -> No
     assert summary["models"][model]["outcomes"]["resolved"] == 3
     assert await Catalog(cluster.client.store).find(name) is not None
     assert await refusals(cluster.log) == []
-
-
-async def test_an_ingress_can_do_nothing_beyond_its_work(cluster: Cluster) -> None:
-    assert await allowed_of(BEYOND_A_INGRESS, cluster.log.ingress) == []
 
 
 async def test_a_producer_can_send_and_read_results_and_nothing_else(cluster: Cluster) -> None:

@@ -80,14 +80,6 @@ async def test_action_still_running_for_a_dead_worker_is_ended(memory_store: Sto
     assert not (workspace / "effect").exists()
 
 
-async def test_action_that_was_not_stopped_continues(memory_store: Store, tmp_path: Path) -> None:
-    log = await begun(memory_store, "touch effect")
-    async with opened(tmp_path) as workspaces, asyncio.timeout(60):
-        await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), RECLAIMED)
-    assert await answers(log) == [CmdOutputObservation.model_fields["kind"].default]
-    assert (tmp_path / CID / "workspace" / "effect").exists()
-
-
 @contextmanager
 def calls_of(function: Any) -> Iterator[list[str]]:
     """Return the callers of a function meanwhile."""
