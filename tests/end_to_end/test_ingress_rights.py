@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from celery import Celery, chord, group
 from celery.result import AsyncResult, GroupResult
 from kombu.exceptions import OperationalError
@@ -27,9 +28,19 @@ from tests.inbox_parts import put, replies
 from tests.ingress_parts import saying
 from tests.integration.command_line import run_command
 from tests.polling import unhurried, until
-from tests.served_stores import LIMIT_SECONDS, PRODUCER, Server, allowed_of, refusals, serving_both, worker
+from tests.served_stores import (
+    LIMIT_SECONDS,
+    PRODUCER,
+    Server,
+    allowed_of,
+    environment_with,
+    refusals,
+    serving_both,
+    worker,
+)
 from tests.turns import finish
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT = 2 * LIMIT_SECONDS
 BEYOND_A_PRODUCER = (
     *("RPOP deckhands", "LRANGE deckhands 0 -1", "DEL deckhands", "LPUSH celery x", "LPUSH deckhands.controller x"),
@@ -74,10 +85,11 @@ class Cluster:
         return await asyncio.to_thread(result.get, timeout=unhurried(LIMIT))
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Cluster]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    tmp_path = tmp_path_factory.mktemp("rights")
     async with AsyncExitStack() as stack:
-        log, queue, usual = await stack.enter_async_context(serving_both(tmp_path, programs))
+        log, queue, usual = await stack.enter_async_context(serving_both(tmp_path, environment_with(tmp_path)))
         environment = {
             **usual,
             "DECKHANDS_SANDBOX": "none",
