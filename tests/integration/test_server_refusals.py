@@ -149,7 +149,7 @@ WAITING: dict[str, dict[str, Any]] = {
 STREAMING: dict[str, dict[str, Any]] = {
     "/runs/stream": {"task": "do it"},
     "/v1/chat/completions": CHAT | {"stream": True},
-    "/a2a": A2A | {"method": "SendStreamingMessage"},
+    "/a2a": A2A | {"method": "SendStreamingMessage", "params": {"message": MESSAGE | {"messageId": "m-2"}}},
 }
 
 
