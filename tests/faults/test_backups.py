@@ -66,14 +66,10 @@ async def copy_volume(cluster: FaultCluster, target: Path) -> None:
     )
 
 
-def restore_volume(backup: Path, directory: Path) -> None:
-    shutil.copytree(backup / AOF, directory / AOF)
-
-
 WAYS: Mapping[str, tuple[Backup, Restore]] = {
     "snapshot": (save_snapshot, restore_snapshot),
     "append-only file": (copy_append_only_file, restore_append_only_file),
-    "volume": (copy_volume, restore_volume),
+    "volume": (copy_volume, restore_append_only_file),
 }
 
 

@@ -212,13 +212,6 @@ class TestWhole:
             assert b"db0:keys=" in found
         await store.aclose()
 
-    async def test_conversations_run_whole(self, workers: FaultCluster) -> None:
-        workers.start()
-        ids = await workers.submit(steps(3), count=2 * SHARDS)
-        await workers.check(ids, commands=3, limit=unhurried(120))
-        assert await Conversations(workers.client.store).count() == len(ids)
-        workers.check_that_all_live()
-
     async def test_tasks_of_the_inbox_are_answered(self, workers: FaultCluster) -> None:
         model = workers.script(finish("all done"))
         workers.start(LLM_MODEL=model)

@@ -228,11 +228,6 @@ def test_live_conversation_is_not_requeued(dead: CommandLine, arguments: list[st
     assert len(dead.ask(_dead)) == 2
 
 
-def test_nothing_is_dead(command: CommandLine) -> None:
-    done = command("dead", "ls")
-    assert (done.code, done.out, "no dead letters" in done.err) == (0, "", True)
-
-
 SUBMIT = ("submit", "-t", "x")
 SCHEDULE = ("schedule", "add", "s", "-t", "x")
 LATER = "2150-03-01T06:00:00+01:00"
