@@ -3,6 +3,7 @@
     python -m benchmarks.store [--conversations 240] [--steps 10] [--write-as NAME]
     python -m benchmarks.store moves [--conversations 300] [--program redis-server] [--node-timeout 2000]
     python -m benchmarks.store names
+    python -m benchmarks.store clients [--rounds 5]
 
 The first form runs the same work on clusters without replicas. *Appends*: this process appends observations of 1.4 KB
 to the logs of all shards, 64 at once. *Steps*: a controller with a scripted model inside it and a no-op tool, both
@@ -18,6 +19,11 @@ stands still in an outage. *Nothing happens* shows what the busy machine alone d
 
 *names*: what a model call costs the primary that has the budgets and the quotas, when all are in one slot, as in a
 store that was created with one shard: a reservation and a settlement in each, for 1,000 conversations of 100 tenants.
+And what is global, in the slot of shard 0 however many shards there are: the check and the count of an API key, which
+each request over HTTP needs, an entry of the record of operations, and what an evaluation reads and reports.
+
+*clients*: calls of one process to a cluster of three primaries, in turns by our own connections, by redis-py's client
+for clusters, and by valkey-glide if it can be installed (into `build/glide-venv`): 64 tasks add entries of 200 bytes.
 """
 
 from __future__ import annotations
@@ -26,15 +32,19 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks.append import observation
-from benchmarks.cluster import BenchCluster, read_used_memory
+from benchmarks.cluster import ROOT, BenchCluster, read_used_memory
 from benchmarks.eval_figures import Line, percentile, show
 from benchmarks.machine import addition_seconds, cpu_seconds
 from benchmarks.script import write_script
@@ -51,10 +61,15 @@ from broker.store.embedded import EmbeddedValkey
 from broker.store.routing import SLOTS, find_slot
 from broker.store.store import open_store
 from deckhands.client.client import Client
+from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
+from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.evaluation.attempts.steering import EvaluationSteering
+from deckhands.server.auth.api_keys import ApiKeys, Scope
+from deckhands.server.auth.operations import Operations
 from tests.broker_parts import enter
 from tests.clusters import NODE_TIMEOUT_MS, Cluster
 from tests.polling import until
-from tests.sentinels import Server
+from tests.sentinels import PASSWORD, Server
 from tests.stores import server_program
 
 SIZES = (1, 2, 3)
@@ -71,6 +86,11 @@ IDLE_SECONDS = 10.0
 TENANTS = 100
 CALLERS = 1_000
 NAMED_CALLS = 6_400
+API_KEYS = 100
+EVALUATIONS = 20
+CLIENT_CALLS = 1_000
+CLIENT_LIMIT_SECONDS = 300.0
+GLIDE = ROOT / "build" / "glide-venv" / "bin" / "python"
 
 
 @contextlib.asynccontextmanager
@@ -288,7 +308,7 @@ async def _watch(client: Client, conversation_id: str, arrivals: list[float]) ->
 
 
 async def measure_names(folder: Path) -> list[Line]:
-    """Measure the calls to budgets and quotas on one primary."""
+    """Measure the calls to what has one slot: budgets, quotas, and what is global."""
     nodes = Cluster(server_program("valkey"), folder, primaries=1, replicas=0)
     async with nodes.running():
         process = nodes.nodes[0].process
@@ -313,8 +333,43 @@ async def measure_names(folder: Path) -> list[Line]:
             assert isinstance(asked, CallGranted)
             await governor.settle(*about, CallOutcome.OK, input_tokens=9, output_tokens=9)
 
+        keys = ApiKeys(store)
+        made = [
+            await keys.add("bench", tenant="t", scopes=[Scope.READ], requests_per_minute=1_000_000)
+            for _ in range(API_KEYS)
+        ]
+        catalog, operations = Catalog(store), Operations(store)
+        names = [f"evaluation-{number}" for number in range(EVALUATIONS)]
+        for name in names:
+            await catalog.begin(name, EvaluationInfo(dataset="bench", models=("m",), instances=1_000))
+
+        async def admit(number: int) -> None:
+            await keys.admit(made[number % API_KEYS][1])
+
+        async def record(number: int) -> None:
+            await operations.record("key:bench", "t", "stop", f"conversation-{number}", "it is stopped by a benchmark")
+
+        async def find_evaluation(number: int) -> None:
+            assert await catalog.find(names[number % EVALUATIONS]) is not None
+
+        async def drive(number: int) -> None:
+            name = names[number % EVALUATIONS]
+            steering = EvaluationSteering(store, name)
+            await steering.read()
+            await steering.publish_status({"state": "running", "total": 1_000, "ended": number, "bound": "x" * 400})
+            row = AttemptRow(instance=f"i-{number}", model="m", attempt=1, outcome="resolved", evidence="x" * 1_000)
+            await catalog.put(name, [row])
+
         lines = []
-        for name, call in (("budgets", call_ledger), ("a quota", call_governor)):
+        calls: dict[str, Callable[[int], Awaitable[None]]] = {
+            "model calls, budgets": call_ledger,
+            "model calls, a quota": call_governor,
+            "HTTP requests, API key": admit,
+            "operations, their record": record,
+            "look-ups of an evaluation": find_evaluation,
+            "evaluations, a report a second": drive,
+        }
+        for name, call in calls.items():
             await asyncio.gather(*(call(number) for number in range(APPENDERS)))
             watch = Watch(primary=process.pid)
             for first in range(0, NAMED_CALLS, APPENDERS):
@@ -322,11 +377,61 @@ async def measure_names(folder: Path) -> list[Line]:
             _, used = watch.read()
             each = used["primary"] / NAMED_CALLS
             lines += [
-                Line(f"a model call, {name}", round(1e6 * each), "µs of CPU of the primary"),
-                Line(f"model calls that one core of a primary serves, {name}", round(1 / each), "a second"),
+                Line(name, round(1e6 * each), "µs of CPU of the primary for each"),
+                Line(f"{name}: one core of a primary serves", round(1 / each), "a second"),
             ]
         await store.aclose()
         return lines
+
+
+async def measure_clients(folder: Path, rounds: int) -> list[Line]:
+    """Let clients make the same calls in turns, each in a process of its own."""
+    drivers = {"deckhands": Path(sys.executable), "redis-py": Path(sys.executable), "valkey-glide": GLIDE}
+    if why := _install_glide():
+        del drivers["valkey-glide"]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in drivers}
+    nodes = Cluster(server_program("valkey"), folder, replicas=0)
+    async with nodes.running():
+        for at in range(rounds):
+            turn = list(drivers.items())
+            for name, python in turn[at % len(turn) :] + turn[: at % len(turn)]:
+                found[name].append(await _drive_client(python, name, nodes))
+    lines = []
+    for name, runs in found.items():
+        each = [1e6 * run["cpu"] / run["calls"] for run in runs]
+        rates = [run["calls"] / run["seconds"] for run in runs]
+        shown = f"{name} {runs[0]['version']}"
+        lines += [
+            Line(f"{shown}: calls", round(percentile(rates, 0.5)), "a second"),
+            Line(f"{shown}: a call, median", round(percentile(each, 0.5), 1), "µs of CPU of the client"),
+            Line(f"{shown}: a call, least and most", f"{min(each):.1f} to {max(each):.1f}", "µs"),
+        ]
+        pairs = [run["cpu"] / ours["cpu"] for run, ours in zip(runs, found["deckhands"], strict=True)]
+        if name != "deckhands":
+            lines.append(Line(f"{shown}: CPU of a call ÷ ours, in pairs", round(percentile(pairs, 0.5), 2), "median"))
+    return [*lines, Line("valkey-glide", why)] if why else lines
+
+
+def _install_glide() -> str:
+    """Install valkey-glide if need be, and return why that is not possible; empty: it is there."""
+    try:
+        subprocess.run([ROOT / "benchmarks" / "peer" / "glide.sh"], check=True, timeout=CLIENT_LIMIT_SECONDS)
+    except (subprocess.SubprocessError, OSError) as error:
+        return f"left out, it cannot be installed ({error})"
+    return ""
+
+
+async def _drive_client(python: Path, name: str, nodes: Cluster) -> dict[str, Any]:
+    driver = ROOT / "benchmarks" / "peer" / "cluster_driver.py"
+    arguments = (name, f"127.0.0.1:{nodes.nodes[0].port}", PASSWORD, str(APPENDERS), str(CLIENT_CALLS))
+    process = await asyncio.create_subprocess_exec(
+        *(python, driver, *arguments), env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    )
+    async with asyncio.timeout(CLIENT_LIMIT_SECONDS):
+        written, _ = await process.communicate()
+    assert process.returncode == 0, name
+    result: dict[str, Any] = json.loads(written)
+    return result
 
 
 async def measure(directory: Path, arguments: argparse.Namespace) -> None:
@@ -338,7 +443,11 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> None:
         show(arguments.write_as or "store_moves", "Slots that move while conversations work", lines)
         return
     if arguments.part == "names":
-        show(arguments.write_as or "store_names", "Budgets and quotas in one slot", await measure_names(directory))
+        show(arguments.write_as or "store_names", "What has one slot, on one primary", await measure_names(directory))
+        return
+    if arguments.part == "clients":
+        lines = await measure_clients(directory, arguments.rounds)
+        show(arguments.write_as or "store_clients", f"{APPENDERS} tasks call a cluster of 3 primaries", lines)
         return
     lines = [Line("ten million additions", round(addition_seconds(), 2), "s")]
     for primaries in SIZES:
@@ -350,11 +459,12 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
-    parser.add_argument("part", nargs="?", choices=("sizes", "moves", "names"), default="sizes")
+    parser.add_argument("part", nargs="?", choices=("sizes", "moves", "names", "clients"), default="sizes")
     parser.add_argument("--conversations", type=int)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--node-timeout", type=int, default=NODE_TIMEOUT_MS, help="of the cluster, in ms, for moves")
     parser.add_argument("--program", default="valkey-server", help="valkey-server or redis-server")
+    parser.add_argument("--rounds", type=int, default=5, help="of clients")
     parser.add_argument("--write-as", metavar="NAME", help="the name of the file written")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         asyncio.run(measure(Path(folder), parser.parse_args()))
