@@ -1,7 +1,7 @@
 """A store on 1, 2 and 3 primaries of a cluster: appends and steps a second, and the CPU of each part.
 
     python -m benchmarks.store [--conversations 240] [--steps 10] [--write-as NAME]
-    python -m benchmarks.store moves [--conversations 300] [--program redis-server] [--node-timeout 2000]
+    python -m benchmarks.store moves [--conversations 300] [--node-timeout 2000] [--kills 5]
     python -m benchmarks.store names
     python -m benchmarks.store clients [--rounds 5]
 
@@ -15,7 +15,9 @@ workers, and subtracted. Memory is the growth of the primaries' `used_memory`.
 joins and gets a quarter of the shards, slot by slot; then it gives them back and leaves; then a primary is killed. A
 pause is the longest time between two events of a conversation as a reader of its log sees them, without the four
 seconds, and the model calls end at different moments; timestamps of events would not show it, because the store's time
-stands still in an outage. *Nothing happens* shows what the busy machine alone does.
+stands still in an outage. *Nothing happens* shows what the busy machine alone does. A pause after a kill has two
+parts: the cluster promotes a replica, and then our processes find it and continue. `--kills N` kills a primary so many
+times and does nothing else.
 
 *names*: what a model call costs the primary that has the budgets and the quotas, when all are in one slot, as in a
 store that was created with one shard: a reservation and a settlement in each, for 1,000 conversations of 100 tenants.
@@ -67,7 +69,7 @@ from deckhands.evaluation.attempts.steering import EvaluationSteering
 from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.auth.operations import Operations
 from tests.broker_parts import enter
-from tests.clusters import NODE_TIMEOUT_MS, Cluster
+from tests.clusters import NODE_TIMEOUT_MS, Cluster, SlotGroup
 from tests.polling import until
 from tests.sentinels import PASSWORD, Server
 from tests.stores import server_program
@@ -212,16 +214,22 @@ def _share_lines(name: str, used: dict[str, float], count: int) -> list[Line]:
     ]
 
 
-async def measure_moves(folder: Path, program: str, conversations: int, node_timeout_ms: int) -> list[Line]:
-    """Scale a cluster from 3 to 4 primaries and back, and kill one, while conversations work."""
+async def measure_moves(
+    folder: Path, program: str, conversations: int, node_timeout_ms: int, kills: int = 0
+) -> list[Line]:
+    """Scale a cluster from 3 to 4 primaries and back, and kill one, while conversations work.
+
+    Args:
+        kills: how many primaries to kill instead, one after the other.
+    """
     program = server_program("redis" if "redis" in program else "valkey")
     nodes = Cluster(program, folder, node_timeout_ms=node_timeout_ms)
-    promotions = []
     async with nodes.running(), workers_on(nodes, folder) as (cluster, environment):
         await cluster.start_controller(DECKHANDS_MAX_CONVERSATIONS="1000", **environment)
         await cluster.start_process("benchmarks.noop_tool", environment)
         slots = [find_slot(names.root) for names in cluster.client.store.all_shards]
         joined: list[Server] = []
+        promotions: list[float] = []
 
         async def scale_out() -> None:
             joined.append(await nodes.add_node())
@@ -239,29 +247,30 @@ async def measure_moves(folder: Path, program: str, conversations: int, node_tim
             old.kill()
             killed = time.monotonic()
             await until(partial(nodes.is_served, slots[0], other_than=old), limit=60, what="promotion")
-            promotions.append(
-                Line(
-                    "a primary is killed: the cluster promoted a replica after",
-                    round(time.monotonic() - killed, 2),
-                    "s",
-                )
-            )
+            promotions.append(time.monotonic() - killed)
             await nodes.until_promoted(slots[0], other_than=old)
             old.start()
 
         lines = []
-        works: dict[str, Callable[[], Awaitable[None]]] = {
-            "nothing happens": lambda: asyncio.sleep(IDLE_SECONDS),
-            "3 to 4 primaries": scale_out,
-            "4 to 3 primaries": scale_in,
-            "a primary is killed": kill,
-        }
-        for name, work in works.items():
+        works: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("nothing happens", lambda: asyncio.sleep(IDLE_SECONDS)),
+            ("3 to 4 primaries", scale_out),
+            ("4 to 3 primaries", scale_in),
+            ("a primary is killed", kill),
+        ]
+        for name, work in [(f"kill {number}", kill) for number in range(1, kills + 1)] or works:
             found = await _run_beside(cluster, folder, name, work, conversations)
+            if work is kill:
+                pause = found[-1].value
+                assert isinstance(pause, float)
+                found += [
+                    Line(f"{name}: of it the cluster promotes a replica", round(promotions[-1], 2), "s"),
+                    Line(f"{name}: of it after the promotion", round(pause - promotions[-1], 2), "s"),
+                ]
+                await SlotGroup(nodes, slots[0]).until_whole()
             print(*found, sep="\n", flush=True)
             lines += found
-        print(*promotions, f"node timeout {node_timeout_ms} ms", sep="\n")
-        return lines + promotions
+        return [*lines, Line("node timeout", node_timeout_ms, "ms")]
 
 
 async def _run_beside(
@@ -438,7 +447,7 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> None:
     """Run once and print what was found."""
     if arguments.part == "moves":
         lines = await measure_moves(
-            directory, arguments.program, arguments.conversations or 300, arguments.node_timeout
+            directory, arguments.program, arguments.conversations or 300, arguments.node_timeout, arguments.kills
         )
         show(arguments.write_as or "store_moves", "Slots that move while conversations work", lines)
         return
@@ -464,6 +473,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--node-timeout", type=int, default=NODE_TIMEOUT_MS, help="of the cluster, in ms, for moves")
     parser.add_argument("--program", default="valkey-server", help="valkey-server or redis-server")
+    parser.add_argument("--kills", type=int, default=0, help="kill so many primaries and do nothing else, for moves")
     parser.add_argument("--rounds", type=int, default=5, help="of clients")
     parser.add_argument("--write-as", metavar="NAME", help="the name of the file written")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
