@@ -16,8 +16,8 @@ joins and gets a quarter of the shards, slot by slot; then it gives them back an
 pause is the longest time between two events of a conversation as a reader of its log sees them, without the four
 seconds, and the model calls end at different moments; timestamps of events would not show it, because the store's time
 stands still in an outage. *Nothing happens* shows what the busy machine alone does. A pause after a kill has two
-parts: the cluster promotes a replica, and then our processes find it and continue. `--kills N` kills a primary so many
-times and does nothing else.
+parts: the cluster serves not all of its slots, which plain connections watch beside ours, and then our processes find
+them and continue. `--kills N` kills a primary so many times and does nothing else.
 
 *names*: what a model call costs the primary that has the budgets and the quotas, when all are in one slot, as in a
 store that was created with one shard: a reservation and a settlement in each, for 1,000 conversations of 100 tenants.
@@ -59,9 +59,10 @@ from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.log.invariants import find_violations
 from broker.runtime.ids import new_conversation_id
+from broker.store.connection import MultiplexedConnection
 from broker.store.embedded import EmbeddedValkey
 from broker.store.routing import SLOTS, find_slot
-from broker.store.store import open_store
+from broker.store.store import Store, open_store
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
 from deckhands.evaluation.attempts.results import AttemptRow
@@ -85,6 +86,7 @@ WAIT_SECONDS = 600.0
 SHARE_LIMIT = 1.1
 PAUSE_SECONDS = 2.0
 IDLE_SECONDS = 10.0
+PROBE_SECONDS, PROBE_PAUSE_SECONDS = 1.0, 0.05
 TENANTS = 100
 CALLERS = 1_000
 NAMED_CALLS = 6_400
@@ -214,6 +216,52 @@ def _share_lines(name: str, used: dict[str, float], count: int) -> list[Line]:
     ]
 
 
+class SlotWatch:
+    """When a cluster does not serve all slots: asked every 50 ms by plain connections, beside our own."""
+
+    def __init__(self, nodes: Cluster, store: Store) -> None:
+        found = {find_slot(names.root) * len(SIZES) // SLOTS: names.root for names in store.all_shards}
+        self._commands = [("EXISTS", root) for root in found.values()]  # one for each primary
+        self._links = [MultiplexedConnection(node.url, reply_timeout_seconds=PROBE_SECONDS) for node in nodes.nodes]
+        self._served = time.monotonic()
+        self._outages: list[tuple[float, float]] = []
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[SlotWatch]:
+        task = asyncio.create_task(self._watch())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            for link in self._links:
+                await link.aclose()
+
+    @property
+    def outage_seconds(self) -> float:
+        """How long some slot was not served, from the last time that all were to the first time that all are."""
+        return sum(end - start for start, end in self._outages)
+
+    def count_outage(self, start: float, end: float) -> float:
+        """Return the part of a time in which some slot was not served."""
+        return sum(max(0.0, min(end, last) - max(start, first)) for first, last in self._outages)
+
+    async def _watch(self) -> None:
+        while True:
+            asked = (link.exchange(self._commands) for link in self._links)
+            replies = [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, list)]
+            now = time.monotonic()
+            if all(any(isinstance(reply[at], int) for reply in replies) for at in range(len(self._commands))):
+                if self._outages and self._outages[-1][0] == self._served:
+                    self._outages[-1] = (self._served, now)
+                self._served = now
+            elif not self._outages or self._outages[-1][0] != self._served:
+                self._outages.append((self._served, now))
+            else:
+                self._outages[-1] = (self._served, now)
+            await asyncio.sleep(PROBE_PAUSE_SECONDS)
+
+
 async def measure_moves(
     folder: Path, program: str, conversations: int, node_timeout_ms: int, kills: int = 0
 ) -> list[Line]:
@@ -229,7 +277,7 @@ async def measure_moves(
         await cluster.start_process("benchmarks.noop_tool", environment)
         slots = [find_slot(names.root) for names in cluster.client.store.all_shards]
         joined: list[Server] = []
-        promotions: list[tuple[float, float]] = []
+        promotions: list[float] = []
 
         async def scale_out() -> None:
             joined.append(await nodes.add_node())
@@ -247,7 +295,7 @@ async def measure_moves(
             old.kill()
             killed = time.monotonic()
             await until(partial(nodes.is_served, slots[0], other_than=old), limit=60, what="promotion")
-            promotions.append((killed, time.monotonic()))
+            promotions.append(time.monotonic() - killed)
             await nodes.until_promoted(slots[0], other_than=old)
             old.start()
 
@@ -259,13 +307,14 @@ async def measure_moves(
             ("a primary is killed", kill),
         ]
         for name, work in [(f"kill {number}", kill) for number in range(1, kills + 1)] or works:
-            found, pauses = await _run_beside(cluster, folder, name, work, conversations)
+            async with SlotWatch(nodes, cluster.client.store).watching() as watch:
+                found, pauses = await _run_beside(cluster, folder, name, work, conversations)
             if work is kill:
-                killed, promoted = promotions[-1]
-                after = [max(0.0, end - max(promoted, end - pause)) for pause, end in pauses if end > killed]
+                ours = [pause - watch.count_outage(end - pause, end) for pause, end in pauses]
                 found += [
-                    Line(f"{name}: the cluster promotes a replica after", round(promoted - killed, 2), "s"),
-                    Line(f"{name}: part of a pause after that, p99", round(percentile(after, 0.99), 2), "s"),
+                    Line(f"{name}: the cluster promotes a replica after", round(promotions[-1], 2), "s"),
+                    Line(f"{name}: the cluster does not serve all slots for", round(watch.outage_seconds, 2), "s"),
+                    Line(f"{name}: rest of a pause, while it serves all, p99", round(percentile(ours, 0.99), 2), "s"),
                 ]
                 await SlotGroup(nodes, slots[0]).until_whole()
             print(*found, sep="\n", flush=True)
