@@ -450,7 +450,7 @@ async def measure_names(folder: Path) -> list[Line]:
 
 
 async def measure_clients(folder: Path, rounds: int) -> list[Line]:
-    """Let clients make the same calls in turns, each in a process of its own."""
+    """Let clients make the same calls in turns, each in a separate process."""
     drivers = {"deckhands": Path(sys.executable), "redis-py": Path(sys.executable), "valkey-glide": GLIDE}
     if why := _install_glide():
         del drivers["valkey-glide"]

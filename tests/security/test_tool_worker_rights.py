@@ -665,7 +665,7 @@ async def test_forged_count_of_an_action_ends_nothing_but_that_action(world: Wor
     assert isinstance(found, ActionReclaimed)
     assert 1 <= found.attempt <= 1_001
     assert await queue.mark(again, Mark.ACQUITTED)
-    # A worker that is told of too many deaths answers without running the action; the conversation continues.
+    # After too many deaths, a worker answers without running the action; the conversation continues.
     unknown = OutcomeUnknownObservation(content="It was abandoned.", cause=ACTION)
     checksum = checksum_of(again.entry)
     await world.tool_log.append_observation(CID, unknown, worker_id="t2", place=again.location, checksum=checksum)
