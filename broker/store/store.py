@@ -118,22 +118,16 @@ class Outage:
                 await news.wait()
         return news.is_set()
 
-    def report_success(self, clock: Clock) -> None:
+    def report_success(self) -> None:
         """Wake the calls that wait, because another one has succeeded."""
         if self._news is not None:
             self._news.set()
             self._news = None
-        self._log_end(clock)
-        self._started = clock.monotonic()
 
     def end(self, clock: Clock) -> None:
         """Record that a call no longer waits: it succeeded or was given up."""
         self._waiting -= 1
-        if not self._waiting:
-            self._log_end(clock)
-
-    def _log_end(self, clock: Clock) -> None:
-        if self._is_logged:
+        if not self._waiting and self._is_logged:
             self._is_logged = False
             _log.warning("the store is available again after %.1f s", clock.monotonic() - self._started)
 
@@ -520,7 +514,7 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
                 if patience_seconds is not None and waited + pause > patience_seconds:
                     raise
             else:
-                outage.report_success(clock)
+                outage.report_success()
                 return reply
     finally:
         outage.end(clock)
