@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -326,7 +327,7 @@ async def test_a_planted_defect_is_found(tmp_path: Path) -> None:
         report = await Chaos(client, spec).run()
     assert not report.holds
     assert report.effects.doubled > 0
-    assert "was doubled: its command started 2" in report.findings[0]
+    assert re.search("was doubled: its command started [2-9]", report.findings[0])
 
 
 @pytest.mark.timeout(300)
