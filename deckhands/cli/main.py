@@ -24,6 +24,8 @@ from deckhands.cli.command_group import CommandEntry, LazyCommandGroup, find_com
 from deckhands.client import print_text
 
 INTERRUPTED = 130
+READING = "Read conversations"
+"""The section of the commands that start no process."""
 
 
 @click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -54,6 +56,8 @@ def _load(verb: CommandEntry) -> None:
 
     Meanwhile, Ctrl-C ends the process, because pydantic would report it as an error.
     """
+    if verb.section == READING:  # pydantic would read the metadata of every installed package in search of plugins
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

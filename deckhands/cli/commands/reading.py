@@ -26,11 +26,8 @@ from deckhands.client import (
     Stopped,
     Summary,
     Tally,
-    Until,
     clean_line,
     conversation_client,
-    fold_history,
-    has_ended,
     note,
     print_ascii,
     print_json,
@@ -52,6 +49,8 @@ SUMMARIES = {
 }
 
 FORMATS = ("events", "openhands", "openhands-sdk", "atif", "inspect", "sft")
+FIRST_PAGE = 32
+"""How many events `logs` reads before it prints the first one."""
 WAITS = {
     "batch": "a batch of model calls at its provider (batch)",
     "delegate": "its delegates (delegate)",
@@ -115,6 +114,8 @@ def show(options: ShowOptions) -> None:
     stops: list[Stopped] = []
     if summary.state in (AgentState.STOPPED, AgentState.PAUSED):
         events = events or asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True))
+        from deckhands.client import fold_history
+
         stops = fold_history(events).stops.parties
     if options.as_json:
         more: dict[str, object] = {"wait_reason": waits_for} if waits_for else {}
@@ -235,7 +236,8 @@ async def _print_events(
     settings: CliSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
 ) -> None:
     """Print the existing events, each once it is read."""
-    async with contextlib.aclosing(read_pages(settings, conversation_id, is_lenient=True)) as pages:
+    found = read_pages(settings, conversation_id, is_lenient=True, first_size=FIRST_PAGE)
+    async with contextlib.aclosing(found) as pages:
         async for page in pages:
             for event in page:
                 printer.event(event)
@@ -245,6 +247,8 @@ async def _print_events(
 
 async def _follow(settings: CliSettings, conversation_id: str, printer: EventPrinter) -> Summary:
     """Print events until the conversation is over."""
+    from deckhands.client import Until, has_ended
+
     tally = Tally()
     async with (
         conversation_client(settings, conversation_id) as client,
