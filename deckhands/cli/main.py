@@ -20,7 +20,7 @@ from typing import NoReturn
 import click
 
 from broker.runtime import DeckhandsError, UsageError
-from deckhands.cli.command_group import CommandEntry, LazyCommandGroup, find_commands
+from deckhands.cli.command_group import CommandEntry, LazyCommandGroup, find_command
 from deckhands.client import print_text
 
 INTERRUPTED = 130
@@ -43,9 +43,9 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: the next file or socket would get its descriptor
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (for as long as we live)
-    if sys.argv[1:] and sys.argv[1] in find_commands():
+    if sys.argv[1:] and (verb := find_command(sys.argv[1])):
         gc.disable()  # imports leave no garbage, and collections take a tenth of the import time
-        _load(find_commands()[sys.argv[1]])
+        _load(verb)
         gc.freeze()
         gc.enable()
     sys.exit(call(sys.argv[1:]))
