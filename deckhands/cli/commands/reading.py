@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +24,6 @@ from deckhands.client import (
     ForkPoint,
     IsArchived,
     RunIsOver,
-    Stopped,
     Summary,
     Tally,
     clean_line,
@@ -40,6 +40,9 @@ from deckhands.client import (
     summarize,
 )
 from deckhands.settings import CliSettings
+
+if TYPE_CHECKING:
+    from deckhands.client import Stopped
 
 SECTION = "Read conversations"
 SUMMARIES = {
