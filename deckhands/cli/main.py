@@ -56,8 +56,10 @@ def _load(verb: CommandEntry) -> None:
 
     Meanwhile, Ctrl-C ends the process, because pydantic would report it as an error.
     """
-    if verb.section == READING:  # pydantic would read the metadata of every installed package in search of plugins
-        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if verb.section == READING:
+        from deckhands.settings import skip_pydantic_plugins
+
+        skip_pydantic_plugins()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
