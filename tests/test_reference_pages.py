@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from broker.contract.kinds import Event
+from broker.contract.codec import find_kinds
 from broker.runtime.settings import WORKER_SETTINGS
 from controller_worker.settings import ControllerVariables
 from tests.environment_variables import OURS
@@ -40,5 +40,5 @@ def test_every_variable_that_a_page_names_is_read() -> None:
 def test_every_kind_has_a_section() -> None:
     page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
     sections = set(re.findall(r"^### `(\w+\.\w+)`$", page, re.MULTILINE))
-    ours = {kind for kind, owner in Event.KINDS.items() if owner.__module__.startswith("broker.contract.")}
+    ours = {kind for kind, owner in find_kinds().items() if owner.__module__.startswith("broker.contract.")}
     assert sections == ours
