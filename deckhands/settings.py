@@ -54,6 +54,11 @@ def read_plain_environment(env: Mapping[str, str] = os.environ) -> dict[str, str
     return {name: env[name] for name in PLAIN_VARIABLES if name in env}
 
 
+def skip_pydantic_plugins(env: MutableMapping[str, str] = os.environ) -> None:
+    """Keep Pydantic from reading the metadata of every installed package in search of plugins, unless the user says."""
+    env.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+
 def takes_colour(env: Mapping[str, str] = os.environ) -> bool:
     """Return whether a terminal supports colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
     return not env.get("NO_COLOR") and can_redraw(env)
