@@ -37,6 +37,7 @@ from deckhands.cluster.embedded_cluster import Cluster as EmbeddedCluster
 from deckhands.cluster.embedded_cluster import ClusterSpec
 from tests.clusters import Cluster
 from tests.faults.harness import FaultCluster
+from tests.left_logs import verify_left_logs
 from tests.polling import unhurried, until
 from tests.sentinels import PASSWORD, SentinelGroup, find_port
 from tests.served_stores import environment_with, serving
@@ -68,6 +69,7 @@ async def running(root: Path, **fields: Any) -> AsyncIterator[tuple[EmbeddedClus
         await cluster.until_ready()
         async with await Client.connect(cluster.url, patience_seconds=unhurried(120)) as client:
             yield cluster, client
+            await verify_left_logs(client)
     finally:
         await cluster.stop()
 

@@ -69,10 +69,10 @@ local REMOVALS = 4    -- of dead workers, by each beat
 -- still serves the blocked read of a stopped process), and trim entries that are acknowledged.
 -- Returns whether no worker has an entry of it.
 local function maintain_stream(shard, stream, group, node)
-  groups.make(shard, stream, group)
-  local oldest = groups.find(shard, stream, group)['last-delivered-id']
-  local pending = redis.call('XPENDING', stream, group)
-  if pending[1] > 0 then
+  local found = groups.make(shard, stream, group)
+  local oldest, is_taken = found['last-delivered-id'], found['pending'] > 0
+  if is_taken then
+    local pending = redis.call('XPENDING', stream, group)
     oldest = pending[2]
     for _, holder in ipairs(pending[4]) do
       if not store.alive(shard, holder[1]) then removal.give_back(shard, stream, group, holder[1], 256) end
@@ -81,7 +81,7 @@ local function maintain_stream(shard, stream, group, node)
   redis.call('XTRIM', stream, 'MINID', oldest)
   if group == groups.CONTROLLERS then turns.pump(shard, stream, group, wakeups.hand_over_ready)
   else actions.pump_actions(shard, stream, node) end
-  return pending[1] == 0
+  return not is_taken
 end
 
 -- Do the work that is due in the whole shard.
@@ -151,7 +151,8 @@ local function tick(keys, args)
     redis.call('ZADD', workers, store.now_ms(shard) + ttl, worker)
     return {'swept'}
   end
-  kinds.keep_of_role(shard, store.get(me .. ':about', 'role'))
+  local role = args[6] or store.get(me .. ':about', 'role')
+  kinds.keep_of_role(shard, role)
   local monotonic = tonumber(args[5] or '')
   local now = clock.keep_time(shard, worker, ttl, monotonic, not monotonic)
   redis.call('ZADD', workers, now + ttl, worker)
@@ -166,11 +167,9 @@ local function tick(keys, args)
   end
 
   lost_nodes.maintain_nodes(shard, me .. ':about', now)
-  local role = store.get(me .. ':about', 'role')
   if role == 'ingress' then groups.make(shard, shard .. ':notices', groups.INGRESSES) end
-  for _, stream in ipairs(actions.streams_of(shard, worker)) do
-    maintain_stream(shard, stream, groups.TOOLS, store.get(me .. ':about', 'node'))
-  end
+  local streams, node = actions.streams_of(shard, worker), store.get(me .. ':about', 'node')
+  for _, stream in ipairs(streams) do maintain_stream(shard, stream, groups.TOOLS, node) end
   return {'alive', removed, woken, notified, role == 'tool' and {} or conversations.find_expired(shard, now), now}
 end
 
