@@ -199,7 +199,7 @@ def read_trajectories(path: Path, late_from: int) -> list[Recorded]:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one policy reached. `hits` is the part of prompt blocks from caches; `share` see `find_smallest_share`."""
+    """The figures of one policy. `hits` is the part of prompt blocks from caches; `share` see `find_smallest_share`."""
 
     per_hour: float
     hits: float

@@ -281,7 +281,7 @@ class LLMConfig(BaseModel):
     def with_endpoint(self, url: str, key: str) -> Self:
         """Return the settings of a conversation that has its own endpoint.
 
-        What the operator gives to the address of this entry stays out: the key, further headers, and replies in caches.
+        The key, the further headers and the cache of this entry belong to its own address, and stay out.
 
         Raises:
             LLMConfigError: the operator's table does not list the address.

@@ -454,7 +454,7 @@ class RolloutDriver:
         }
 
     async def _read_tokens(self, conversation_id: str) -> tuple[list[RecordedTokens], list[str]]:
-        """Return what is recorded of a conversation's tokens, and the ids of its delegates."""
+        """Return the token counts of a conversation's replies, and the ids of its delegates."""
         try:
             events = await self.client.events(conversation_id, is_lenient=True)
         except (UnknownConversation, CorruptEntry):

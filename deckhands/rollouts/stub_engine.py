@@ -242,7 +242,8 @@ class StubEngine:
         text, calls = self.write_reply(step, as_text=not tools, key=key)
         names = [one.get("function", {}).get("name") for one in tools]
         if self.delegates and step == 0 and "delegate" in names and PART not in json.dumps(messages):
-            calls[0]["function"] = {"name": "delegate", "arguments": json.dumps({"agent": "CodeActAgent", "task": PART})}
+            arguments = {"agent": "CodeActAgent", "task": PART}
+            calls[0]["function"] = {"name": "delegate", "arguments": json.dumps(arguments)}
         whole = to_text({"content": text, "tool_calls": calls})
         sampled, versions, is_cut = await self.generate(
             prompt, [*self.tokenizer.sample(whole), IM_END], session=request.headers.get(SESSION_HEADER, "")

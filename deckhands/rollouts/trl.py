@@ -31,7 +31,7 @@ def make_rollout_function(spec: RolloutSpec, *, name: str, url: str | None = Non
 
     Args:
         spec: its prompts are rows of our own format, or a file of them. The trainer's prompts are their tasks. Its
-            `group_size` and `epochs` are replaced by what the trainer asks for.
+            `group_size` and `epochs` are replaced by those of the call.
         name: the runs are named `NAME-STEP-NUMBER`. A trainer that continues from a checkpoint uses the same name.
         url: the store; None for DECKHANDS_URL.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 from collections.abc import AsyncIterator
@@ -20,13 +21,18 @@ from tests.polling import unhurried, until
 from tests.rollout_parts import Rollouts, make_prompts
 
 PYTHON = Path(__file__).parents[2] / "build/verifiers-venv/bin/python"
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="run benchmarks/peer/verifiers.sh to install verifiers")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists(), reason="run benchmarks/peer/verifiers.sh to install verifiers"),
+    pytest.mark.timeout(900),
+]
 RUN = "import sys; from verifiers.v1.cli.eval.main import main; sys.exit(main())"
 GROUP = 2
 
 
 @pytest_asyncio.fixture
-async def rollouts(tmp_path: Path) -> AsyncIterator[Rollouts]:
+async def rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rollouts]:
+    # One key for all processes, whose homes differ.
+    monkeypatch.setenv("DECKHANDS_SECRET_KEY", base64.b64encode(bytes(32)).decode())
     engine = StubEngine(turns=2, tool="think")
     async with serve_stub(engine) as address, FaultCluster(tmp_path).running() as cluster:
         found = Rollouts(cluster, engine, address)

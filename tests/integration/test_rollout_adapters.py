@@ -67,7 +67,7 @@ async def take_all(run: RolloutRun) -> AsyncIterator[Group]:
 
 
 def make_trainer(step: int) -> Any:
-    """Return what the function reads of a trainer."""
+    """Return the part of a trainer that the function reads."""
     return SimpleNamespace(state=SimpleNamespace(global_step=step))
 
 
