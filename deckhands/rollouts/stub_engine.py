@@ -294,7 +294,8 @@ class StubEngine:
         kind: str,
     ) -> dict[str, Any]:
         sampled, versions = generated
-        shown: dict[str, Any] = {"id": f"{kind}-{len(self.truth)}", "object": kind, "model": body.get("model", "stub")}
+        shown: dict[str, Any] = {"id": f"{kind}-{len(self.truth)}", "object": kind, "created": 0}
+        shown["model"] = body.get("model", "stub")
         if body.get("return_token_ids"):
             choice |= {"token_ids": list(sampled), "output_versions": list(versions)}
             shown["prompt_token_ids"] = list(prompt)

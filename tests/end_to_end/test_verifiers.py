@@ -32,13 +32,15 @@ GROUP = 2
 @pytest_asyncio.fixture
 async def rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rollouts]:
     # One key for all processes, whose homes differ.
-    monkeypatch.setenv("DECKHANDS_SECRET_KEY", base64.b64encode(bytes(32)).decode())
+    key = base64.b64encode(bytes(32)).decode()
+    monkeypatch.setenv("DECKHANDS_SECRET_KEY", key)
     engine = StubEngine(turns=2, tool="think")
     async with serve_stub(engine) as address, FaultCluster(tmp_path).running() as cluster:
         found = Rollouts(cluster, engine, address)
         # Only the endpoints of rollouts answer: this address has no engine.
         found.address = "http://127.0.0.1:9"
-        found.start("chat", LLM_OWN_ENDPOINTS='["http://127.0.0.1:*"]')
+        own = {"LLM_OWN_ENDPOINTS": '["http://127.0.0.1:*"]', "LLM_STREAM_REPLIES": "off"}  # the stub does not stream
+        found.start("chat", DECKHANDS_SECRET_KEY=key, **own)
         found.address = address
         yield found
 
@@ -68,7 +70,8 @@ async def start(rollouts: Rollouts, folder: Path, *arguments: str) -> asyncio.su
 
 
 def read_traces(folder: Path) -> list[dict[str, Any]]:
-    episodes = [json.loads(line) for path in (folder / "out").rglob("traces.jsonl") for line in path.open()]
+    texts = [path.read_text() for path in (folder / "out").rglob("traces.jsonl")]
+    episodes = [json.loads(line) for text in texts for line in text.splitlines()]
     return [trace for one in episodes for trace in one.get("traces", [one])]
 
 

@@ -1,4 +1,4 @@
-"""A conversation with an endpoint of its own: its calls go there, with its key, if the operator's table allows it."""
+"""A conversation with its own endpoint: its calls go there, with its key, if the operator's table allows it."""
 
 from __future__ import annotations
 

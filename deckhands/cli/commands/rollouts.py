@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import tomllib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from deckhands.rollouts import (
     read_rows,
     serve_stub,
 )
+from deckhands.settings import CliSettings
 
 SECTION = "Evaluate agents"
 SUMMARIES = {"rollouts": "Collect rollouts for training: run, attach, ls, show, pause, resume, abort, weights, export."}
@@ -65,7 +65,7 @@ def rollouts(options: RolloutsOptions) -> None:
 def find_server() -> tuple[str, str] | None:
     """Return the address of the server to act at, and the key; None to act at the store."""
     url = click.get_current_context().obj
-    return None if url is None else (url, os.environ.get("DECKHANDS_API_KEY", ""))
+    return None if url is None else (url, CliSettings.from_env().api_key)
 
 
 def require_store(command: str) -> None:
