@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.contract import TERMINAL_STATES
 from deckhands.evaluation import LABEL
 from deckhands.rollouts import StubEngine, serve_stub
 from tests.faults.harness import FaultCluster
-from tests.polling import unhurried, until
+from tests.polling import unhurried
 from tests.rollout_parts import Rollouts, make_prompts
 
 PYTHON = Path(__file__).parents[2] / "build/verifiers-venv/bin/python"
@@ -92,22 +91,3 @@ async def test_rollouts_of_verifiers_are_conversations(rollouts: Rollouts, tmp_p
     texts = str([one.wire() for name in ids for one in await rollouts.client.events(name)])
     assert "127.0.0.1" not in texts, "the log has the endpoint"
     assert {rows[one].labels[LABEL] for one in ids} == {f"vf-{one['id']}" for one in traces}
-
-
-async def test_a_killed_process_of_verifiers_leaves_no_conversation(rollouts: Rollouts, tmp_path: Path) -> None:
-    rollouts.engine.seconds_per_token = 3_600.0
-    process = await start(rollouts, tmp_path)
-    await until(lambda: rollouts.engine.in_flight == 2 * GROUP, what="calls of all rollouts", limit=150)
-    process.kill()
-    await process.wait()
-    rollouts.engine.seconds_per_token = 0.0
-
-    async def are_over() -> bool:
-        rows = [row for row in await rollouts.client.recent(limit=100) if row.labels.get(LABEL, "").startswith("vf-")]
-        return len(rows) == 2 * GROUP and all(row.state in TERMINAL_STATES for row in rows)
-
-    await until(are_over, what="end of the conversations without an endpoint", limit=150)
-    process = await start(rollouts, tmp_path, "--resume")
-    async with asyncio.timeout(unhurried(150)):
-        assert await process.wait() == 0, (tmp_path / "verifiers.log").read_text()
-    assert sum(one["ok"] for one in read_traces(tmp_path)) == 2 * GROUP, (tmp_path / "verifiers.log").read_text()
