@@ -52,7 +52,7 @@ MAX_LENDERS = 16
 
 ONE_KEY = "Give all workers and clients the same DECKHANDS_SECRET_KEY or DECKHANDS_SECRET_KEY_FILE."
 
-ENDPOINT_URL, ENDPOINT_KEY = "DECKHANDS_MODEL_URL", "DECKHANDS_MODEL_KEY"
+ENDPOINT_URL, ENDPOINT_KEY = "MODEL_ENDPOINT_URL", "MODEL_ENDPOINT_KEY"
 """The secrets that are the address and the key of a conversation's own endpoint. No command gets them."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
