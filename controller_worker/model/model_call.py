@@ -29,6 +29,7 @@ from broker.contract import (
     to_plain_json,
 )
 from broker.runtime import Clock, DeckhandsError, UsageError, draw_jitter
+from broker.secrets import OwnEndpoint
 from controller_worker.core import BATCH, render_last_error
 from controller_worker.model.models import Models
 from controller_worker.model.permits.call_permit import CallPermit
@@ -63,6 +64,7 @@ async def ask_model(
     attempt: int,
     clock: Clock,
     permit: CallPermit,
+    endpoint: OwnEndpoint | None = None,
     admit: Callable[[str], Awaitable[None]] | None = None,
 ) -> Completion | ModelCallFailed | ModelCallDeferred:
     """Make one attempt: call the model and, if it fails, its fallbacks.
@@ -70,19 +72,21 @@ async def ask_model(
     Args:
         attempt: the number of this attempt within the step, from 1.
         permit: the permit acquired for this model.
+        endpoint: the conversation's own; no call goes elsewhere then.
         admit: called with the name of each model before the call; raises if the model may not be called.
 
     Returns:
         The reply; or the failure and the time of the next attempt; or a deferral if the call was added to a batch.
     """
     try:
-        async with models.use_client(spec, key=permit.key) as (llm, config):
+        async with models.use_client(spec, key=permit.key, endpoint=endpoint) as (llm, config):
             if admit is not None:
                 await admit(config.model)
             try:
                 return await _complete(llm, config, request, permit)
             except ModelError as error:
-                others = _list_alternatives(spec, config, permit) if request.carry is None else []
+                is_bound = request.carry is not None or endpoint is not None
+                others = [] if is_bound else _list_alternatives(spec, config, permit)
                 answer = await _ask_alternatives(models, others, request, error, permit=permit, admit=admit)
                 if isinstance(answer, Completion):
                     return answer
