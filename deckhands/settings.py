@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,7 +31,7 @@ def is_sandbox_name(name: str) -> bool:
     return re.fullmatch(SANDBOX_PATTERN, name) is not None and not get_close_matches(name, SANDBOXES)
 
 
-def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()) -> list[str]:
+def read_configuration_files(*, others: Collection[str] = ()) -> list[str]:
     """Add the values of `.env` and `deckhands.toml` to this process' environment, and return the notices to print.
 
     Args:
@@ -44,19 +44,19 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, othe
         directory = Path.cwd()
     except OSError:  # the directory was removed, so it has no files
         return []
-    found = read_configuration(env, directory, others=others)
-    env.update(found.values)
+    found = read_configuration(os.environ, directory, others=others)
+    os.environ.update(found.values)
     return found.notices
 
 
-def read_plain_environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def read_plain_environment() -> dict[str, str]:
     """Return the variables with which Python finds our code: no setting and no secret."""
-    return {name: env[name] for name in PLAIN_VARIABLES if name in env}
+    return {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
 
 
-def takes_colour(env: Mapping[str, str] = os.environ) -> bool:
+def takes_colour() -> bool:
     """Return whether a terminal supports colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
-    return not env.get("NO_COLOR") and can_redraw(env)
+    return not os.environ.get("NO_COLOR") and can_redraw()
 
 
 def can_redraw(env: Mapping[str, str] = os.environ) -> bool:

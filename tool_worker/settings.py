@@ -168,7 +168,9 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         tools=_split_words(variables.tools),
         mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
         mcp_allowed=read_allowed(Path(variables.mcp).expanduser()) if variables.mcp else AllowedServers(),
-        secret_sources=_secret_sources(variables, env),
+        secret_sources=(
+            read_secret_sources(Path(variables.secret_sources).expanduser(), env) if variables.secret_sources else ()
+        ),
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),
         search_path=env.get("PATH", ""),
@@ -198,12 +200,6 @@ def _private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[s
     ]
     passwords = [urlsplit(url).password for url in (variables.url, variables.celery_url)]
     return (*found, *(password for password in passwords if password))
-
-
-def _secret_sources(variables: ToolVariables, env: Mapping[str, str]) -> tuple[SecretSourceSpec, ...]:
-    if not variables.secret_sources:
-        return ()
-    return read_secret_sources(Path(variables.secret_sources).expanduser(), env)
 
 
 def _git_identity(variables: ToolVariables) -> GitIdentity:
