@@ -92,7 +92,7 @@ class _CachedSecrets:
         encrypted: each value with the conversation that it belongs to.
         values: the values themselves.
         is_borrowing: it shares the secrets of another conversation.
-        connects: the connection count of the store then: a store can lose values only between two connections.
+        connects: the store's connection count at that lookup. The store can lose values only between two connections.
     """
 
     looked_up: float
