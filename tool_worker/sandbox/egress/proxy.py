@@ -216,7 +216,7 @@ class EgressProxy:
         server = _Peer(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
         try:
             headers = [
-                (b"Host", origin.target.removesuffix(":80").encode("ascii")),
+                (b"Host", _host_line(origin.target)),
                 *_select_forwarded(request.headers),
                 (b"Connection", b"close"),
             ]
@@ -369,6 +369,10 @@ def _select_forwarded(headers: h11._headers.Headers) -> list[tuple[bytes, bytes]
     named = {option.strip().lower() for name, value in headers if name == b"connection" for option in value.split(b",")}
     left_out = HOP_BY_HOP | {b"host"} | (named - {b"content-length", b"transfer-encoding"})
     return [(name, value) for name, value in headers if name not in left_out]
+
+
+def _host_line(target: str) -> bytes:
+    return target.removesuffix(":80").encode("ascii")
 
 
 async def _answer(client: _Peer, status: int, why: str) -> None:
