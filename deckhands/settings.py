@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -52,6 +52,11 @@ def read_configuration_files(*, others: Collection[str] = ()) -> list[str]:
 def read_plain_environment() -> dict[str, str]:
     """Return the variables with which Python finds our code: no setting and no secret."""
     return {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
+
+
+def skip_pydantic_plugins(env: MutableMapping[str, str] = os.environ) -> None:
+    """Keep Pydantic from reading the metadata of every installed package in search of plugins, unless the user says."""
+    env.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
 def takes_colour() -> bool:

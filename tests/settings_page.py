@@ -120,6 +120,7 @@ OTHERS = (
         "further headers for Claude, which Anthropic's SDK adds; if it is set, requests go through the SDK",
     ),
     ("`NO_COLOR`, `TERM`", "commands", "no colours if `NO_COLOR` is set, or if `TERM` is `dumb`"),
+    ("`PYDANTIC_DISABLE_PLUGINS`", "commands that read", "which plugins Pydantic does not load; by default all"),
     (
         "`DECKHANDS_HOST_ID`",
         "workspace hosts, containers",

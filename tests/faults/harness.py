@@ -152,9 +152,18 @@ class FaultCluster:
     def signal(self, name: str, number: signal.Signals) -> None:
         self.workers[name].send_signal(number)
 
-    async def kill_store(self) -> None:
+    @property
+    def url(self) -> str:
+        """The store's URL."""
+        return self.url_for_workers or self.store.url
+
+    def require_one_server(self) -> None:
+        """Skip a test on a cluster because it needs the only server of a store."""
         if self.nodes is not None:
-            pytest.skip("it kills the only server of a store")
+            pytest.skip("it is about the only server of a store")
+
+    async def kill_store(self) -> None:
+        self.require_one_server()
         self.store.child.send(signal.SIGKILL)
         await self.store.child.wait()
 
@@ -290,9 +299,9 @@ class FaultCluster:
         assert name not in self.workers, name
         (self.root / "work").mkdir(exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("DECKHANDS_", "LLM_"))}
-        path = (self.url_for_workers or self.store.url).rpartition("@")[2].removeprefix("unix://")
+        path = self.url.rpartition("@")[2].removeprefix("unix://")
         env |= {
-            "DECKHANDS_URL": self.url_for_workers or self.store.url,
+            "DECKHANDS_URL": self.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": "node1",
             "LLM_SCRIPTS_DIR": "/",  # tests write scripts where they like

@@ -163,13 +163,6 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize("boundary", ["tool.after_append", pytest.param("tool.before_claim", marks=pytest.mark.slow)])
-async def test_outside_of_the_call_nothing_is_lost(cluster: FaultCluster, boundary: str) -> None:
-    answer, trace = await run_with_a_kill(cluster, boundary, RENDER, "render")
-    assert (answer.kind, answer.content) == ("observation.call_tool", "rendered sea")
-    assert len(trace) == 1
-
-
 @pytest.mark.parametrize(
     ("boundary", "effects"), [pytest.param("tool.before_run", 0, marks=pytest.mark.soak), ("tool.after_result", 1)]
 )
@@ -355,19 +348,6 @@ async def test_a_running_cell_is_collected_by_the_next_worker(cluster: FaultClus
     gate.write_text("continue\n")
     await cluster.settle([cid])
     assert await first_lines(cluster, cid) == ["out", "42"]
-    assert trace.read_text() == "in\n"
-
-
-@pytest.mark.parametrize("boundary", ["tool.after_result", pytest.param("tool.before_run", marks=pytest.mark.slow)])
-async def test_a_cell_runs_once_whenever_its_worker_dies(cluster: FaultCluster, boundary: str) -> None:
-    trace = cluster.root / "trace"
-    cluster.start_controller()
-    cluster.start_tool("victim", DECKHANDS_FAILPOINTS=f"{boundary}:kill@1", **IPYTHON)
-    code = f"print('in', file=open({str(trace)!r}, 'a')); print('out')"
-    (cid,) = await cluster.submit([call("execute_ipython_cell", code=code), finish()], enable_jupyter=True)
-    await die_and_follow(cluster, **IPYTHON)
-    await cluster.settle([cid])
-    assert await first_lines(cluster, cid) == ["out"]
     assert trace.read_text() == "in\n"
 
 

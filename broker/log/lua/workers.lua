@@ -12,6 +12,7 @@ local conversations = require('log/lua/conversations')
 local groups = require('log/lua/groups')
 local kinds = require('log/lua/kinds')
 local lost_nodes = require('log/lua/lost_nodes')
+local marks = require('log/lua/marks')
 local ownership = require('log/lua/ownership')
 local removal = require('log/lua/removal')
 local store = require('store/prelude')
@@ -62,6 +63,7 @@ local function register(keys, args)
 end
 
 local QUIET_MS = 250
+local REMOVALS = 4    -- of dead workers, by each beat
 
 -- Maintain a stream: recreate its group if it was lost, give back entries that a worker got after its removal (a server
 -- still serves the blocked read of a stopped process), and trim entries that are acknowledged.
@@ -86,9 +88,15 @@ end
 -- returns workers removed, conversations woken, repeated notifications, whether nothing was due
 local function do_due_work(shard, ttl, patience, now)
   local workers = shard .. ':workers'
-  local removed = 0
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
-    if store.attempt(shard, workers, dead, removal.remove, shard, dead, now, 256, 'crash') then removed = removed + 1 end
+  local removed, looked, dead = 0, 0, redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, REMOVALS * 16)
+  local may_count = #dead == 0 or marks.may_count(shard)
+  for _, worker in ipairs(dead) do
+    if looked < REMOVALS and (may_count or redis.call('SCARD', ownership.owned_by(shard, worker)) == 0) then
+      looked = looked + 1
+      if store.attempt(shard, workers, worker, removal.remove, shard, worker, now, 256, 'crash') then
+        removed = removed + 1
+      end
+    end
   end
   -- A deadline later than any beat can set was computed before a clock was set back.
   for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
@@ -117,7 +125,7 @@ local function do_due_work(shard, ttl, patience, now)
   if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
     is_quiet = maintain_stream(shard, shard .. ':ready:interactive', groups.CONTROLLERS) and is_quiet
   end
-  return removed, #due, notified, is_quiet and removed + #due + #unread == 0
+  return removed, #due, notified, is_quiet and #dead + #due + #unread == 0
 end
 
 -- tick: beat, and do all due work: remove dead workers, wake parked conversations, repeat lost notifications.
