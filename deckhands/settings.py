@@ -33,7 +33,7 @@ def is_sandbox_name(name: str) -> bool:
     return re.fullmatch(SANDBOX_PATTERN, name) is not None and not get_close_matches(name, SANDBOXES)
 
 
-def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()) -> list[str]:
+def read_configuration_files(*, others: Collection[str] = ()) -> list[str]:
     """Add the values of `.env` and `deckhands.toml` to this process' environment, and return the notices to print.
 
     Args:
@@ -46,14 +46,14 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, othe
         directory = Path.cwd()
     except OSError:  # the directory was removed, so it has no files
         return []
-    found = read_configuration(env, directory, others=others)
-    env.update(found.values)
+    found = read_configuration(os.environ, directory, others=others)
+    os.environ.update(found.values)
     return found.notices
 
 
-def read_plain_environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def read_plain_environment() -> dict[str, str]:
     """Return the variables with which Python finds our code: no setting and no secret."""
-    return {name: env[name] for name in PLAIN_VARIABLES if name in env}
+    return {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
 
 
 def skip_pydantic_plugins(env: MutableMapping[str, str] = os.environ) -> None:
@@ -61,9 +61,9 @@ def skip_pydantic_plugins(env: MutableMapping[str, str] = os.environ) -> None:
     env.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
-def takes_colour(env: Mapping[str, str] = os.environ) -> bool:
+def takes_colour() -> bool:
     """Return whether a terminal supports colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
-    return not env.get("NO_COLOR") and can_redraw(env)
+    return not os.environ.get("NO_COLOR") and can_redraw()
 
 
 def can_redraw(env: Mapping[str, str] = os.environ) -> bool:

@@ -176,30 +176,32 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         node=variables.node or socket.gethostname(),
         node_dir=Path(variables.node_dir) if variables.node_dir else variables.home / "node",
         pools=_split_words(variables.pools),
-        labels=_labels(variables.labels),
+        labels=_parse_labels(variables.labels),
         tools=_split_words(variables.tools),
         mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
         mcp_allowed=read_allowed(Path(variables.mcp).expanduser()) if variables.mcp else AllowedServers(),
-        secret_sources=_secret_sources(variables, env),
-        no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
-        environment=_shell_variables(env),
+        secret_sources=(
+            read_secret_sources(Path(variables.secret_sources).expanduser(), env) if variables.secret_sources else ()
+        ),
+        no_change_timeout_seconds=_parse_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
+        environment=_select_shell_variables(env),
         search_path=env.get("PATH", ""),
         workspace_limits=TreeLimits(files=variables.workspace_files, bytes=variables.workspace_bytes),
-        containers=_containers(variables, env),
-        limits=_limits(variables),
-        gate=_gate(variables),
-        repository_roots=_repository_roots(variables),
+        containers=_make_containers(variables, env),
+        limits=_make_limits(variables),
+        gate=_make_gate(variables),
+        repository_roots=_make_repository_roots(variables),
         secret_key=partial(load_secret_key, variables),
         named=NamedDirectories(
             parse_workspace_roots(split_paths(variables.workspace_roots)), find_private_paths(variables)
         ),
-        git_identity=_git_identity(variables),
+        git_identity=_make_git_identity(variables),
         program_environment={name: value for name, value in env.items() if not name.startswith("DECKHANDS_")},
-        private_values=_private_values(env, variables),
+        private_values=_find_private_values(env, variables),
     )
 
 
-def _private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[str, ...]:
+def _find_private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[str, ...]:
     passed_on = _split_words(variables.pass_env)
     found = [
         value
@@ -212,20 +214,14 @@ def _private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[s
     return (*found, *(password for password in passwords if password))
 
 
-def _secret_sources(variables: ToolVariables, env: Mapping[str, str]) -> tuple[SecretSourceSpec, ...]:
-    if not variables.secret_sources:
-        return ()
-    return read_secret_sources(Path(variables.secret_sources).expanduser(), env)
-
-
-def _git_identity(variables: ToolVariables) -> GitIdentity:
+def _make_git_identity(variables: ToolVariables) -> GitIdentity:
     try:
         return GitIdentity(variables.git_user_name, variables.git_user_email)
     except ValueError as error:
         raise UsageError(f"DECKHANDS_GIT_USER_NAME or DECKHANDS_GIT_USER_EMAIL cannot be used: {error}.") from error
 
 
-def _containers(variables: ToolVariables, env: Mapping[str, str]) -> ContainerSettings:
+def _make_containers(variables: ToolVariables, env: Mapping[str, str]) -> ContainerSettings:
     images = _split_words(variables.docker_images)
     if images and not is_image_name(images[0]):
         raise UsageError(
@@ -246,13 +242,13 @@ def _containers(variables: ToolVariables, env: Mapping[str, str]) -> ContainerSe
     return ContainerSettings(images, variables.docker_host, variables.docker_cpus or None, kubernetes)
 
 
-def _limits(variables: ToolVariables) -> ResourceLimits:
+def _make_limits(variables: ToolVariables) -> ResourceLimits:
     limits = ResourceLimits(processes=variables.workspace_processes)
     memory_bytes = variables.workspace_memory_bytes or limits.memory_bytes
     return replace(limits, memory_bytes=memory_bytes)
 
 
-def _gate(variables: ToolVariables) -> EgressGate:
+def _make_gate(variables: ToolVariables) -> EgressGate:
     hosts = _split_words(variables.egress)
     private = _split_words(variables.egress_private)
     try:
@@ -270,7 +266,7 @@ def _gate(variables: ToolVariables) -> EgressGate:
     return EgressGate(ceiling, private, variables.egress_bytes)
 
 
-def _repository_roots(variables: ToolVariables) -> RepositoryRoots:
+def _make_repository_roots(variables: ToolVariables) -> RepositoryRoots:
     roots = tuple(Path(text) for text in _split_words(variables.repository_roots))
     for root in roots:
         if not root.is_absolute() or ".." in root.parts:
@@ -280,7 +276,7 @@ def _repository_roots(variables: ToolVariables) -> RepositoryRoots:
     return RepositoryRoots(roots)
 
 
-def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+def _parse_seconds(env: Mapping[str, str], name: str, default: float) -> float:
     text = env.get(name, "").strip()
     try:
         seconds = float(text) if text else default
@@ -291,7 +287,7 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     return seconds
 
 
-def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
+def _select_shell_variables(env: Mapping[str, str]) -> dict[str, str]:
     variables = {
         name.removeprefix(SHELL_VARIABLE_PREFIX).upper(): value
         for name, value in env.items()
@@ -306,7 +302,7 @@ def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def _labels(text: str) -> tuple[str, ...]:
+def _parse_labels(text: str) -> tuple[str, ...]:
     labels = _split_words(text)
     for label in labels:
         if not re.fullmatch(LABEL_PATTERN, label):

@@ -92,7 +92,7 @@ def make_worker_environment(role: str, environment: Mapping[str, str]) -> dict[s
 
 
 def find_missing_variable(error: BaseException) -> str:
-    """Return the missing environment variable that an error names; or empty."""
+    """Return the missing environment variable that an error names; empty if it names none."""
     seen: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if seen is None:

@@ -348,9 +348,9 @@ def _parse_flag(name: str, text: str) -> bool:
     return parse_flag(name, text)
 
 
-def logs_json(env: Mapping[str, str] = os.environ) -> bool:
+def logs_json() -> bool:
     """Return whether logs are JSON. For the start of a process, before its settings are validated."""
-    return env.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
+    return os.environ.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
 
 
 def find_agent_variables(env: Mapping[str, str] = os.environ) -> frozenset[tuple[str, str]]:
@@ -358,9 +358,9 @@ def find_agent_variables(env: Mapping[str, str] = os.environ) -> frozenset[tuple
     return frozenset((name, text) for name in AGENT_VARIABLES if (text := env.get(name, "").strip()))
 
 
-def find_otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def find_otel_variables() -> dict[str, str]:
     """Return the variables for OpenTelemetry's SDK, which reads them itself. Empty ones count as unset."""
-    return {name: text.strip() for name, text in env.items() if name.startswith("OTEL_") and text.strip()}
+    return {name: text.strip() for name, text in os.environ.items() if name.startswith("OTEL_") and text.strip()}
 
 
 def make_celery_url(url: str) -> str:

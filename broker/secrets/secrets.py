@@ -96,7 +96,7 @@ class _CachedSecrets:
         values: the values themselves.
         is_borrowing: it shares the secrets of another conversation.
         has_endpoint: it, or one whose secrets it shares, has its own endpoint.
-        connects: the connection count of the store then: a store can lose values only between two connections.
+        connects: the store's connection count at that lookup. The store can lose values only between two connections.
     """
 
     looked_up: float

@@ -179,7 +179,8 @@ async def _ask_alternatives(
     failures = [failure]
     obstacles = list[DeckhandsError]()
     for each in others:
-        spec, name = each.spec, each.fallback or each.spec.model
+        spec = each.spec
+        name = each.fallback or spec.model
         if not each.is_for(failures[-1].code):
             continue
         _log.warning("conversation %s: %s; calling %s", request.conversation_id, failures[-1].code, name)
@@ -194,7 +195,8 @@ async def _ask_alternatives(
             if config is not None and not await permit.try_alternative(config, request):
                 continue
             async with models.use_client(other, key=permit.key) as (llm, config):
-                _discard_streamed(request)
+                if request.on_delta is not None:
+                    request.on_delta(Delta("superseded", ""))  # discard the text of the model before
                 return await _complete(llm, config, request, permit)
         except ModelError as error:
             failures.append(error)
@@ -202,12 +204,6 @@ async def _ask_alternatives(
             _log.warning("conversation %s: cannot call %s: %s", request.conversation_id, name, error)
             obstacles.append(error)
     return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
-
-
-def _discard_streamed(request: ModelRequest) -> None:
-    """Discard the text streamed so far, because another model takes over."""
-    if request.on_delta is not None:
-        request.on_delta(Delta("superseded", ""))
 
 
 def to_model_reply(

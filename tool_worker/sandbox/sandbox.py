@@ -41,10 +41,11 @@ class ResourceLimits:
     """Limits for the shell of a workspace and all its child processes. None: Deckhands sets no limit.
 
     Attributes:
-        processes: at the same time. Without control groups, the kernel exempts the machine's root.
+        processes: maximum number at the same time. Without control groups, the kernel exempts the machine's root.
         open_files: per process.
         file_bytes: maximum size of a written file.
-        memory_bytes: total of all programs with control groups, else per process; by default half of the machine's.
+        memory_bytes: with control groups, the total of all programs; else per process. The default is half of the
+            machine's memory.
     """
 
     processes: int | None = 4096
