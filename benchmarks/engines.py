@@ -1,14 +1,18 @@
 """Trajectories per hour with four replicas of a model: `python -m benchmarks.engines`.
 
-Trajectories with their tool times are replayed against stub engines with a prefix cache of blocks, in another process,
-by three policies: FIFO to the engine with the fewest calls, consistent hashing of the id of a conversation, and the
-replicas of a quota (docs/quotas.md), with a real store. One tenant is there from the start; a second one with the same
-weight comes when the caches are full.
+Trajectories with their tool times are replayed against stub engines with a prefix cache of blocks, by three policies:
+FIFO to the engine with the fewest calls, consistent hashing of the id of a conversation, and the replicas of a quota
+(docs/quotas.md) with the store's own functions. One tenant is there from the start; a second one with the same weight
+comes when the caches are full.
 
-`--trace FILE` replays recorded trajectories: a line for each, `{"prompt": TOKENS, "turns": [[NEW_TOKENS, REPLY_TOKENS,
-TOOL_SECONDS], …]}`. Without it, they are drawn with a seed: prompts of 3,000 tokens that groups of eight share, 6 to 24
-turns, results of about 1,200 tokens, replies of about 200, and tools that take 2 s at the median and up to a minute.
-Time is scaled: `--speed 12` replays twelve seconds in one.
+Time is virtual: a clock that jumps to the next event. So the figures do not depend on the load of the machine, and the
+time that the store itself takes is not among them.
+
+`--trace FILE` replays recorded trajectories: a line for each, `{"group": NAME, "prompt": TOKENS, "turns": [[NEW_TOKENS,
+REPLY_TOKENS, TOOL_SECONDS], …]}`. `--record FILE` writes such a file from the rollouts of a cluster (DECKHANDS_URL),
+whose logs it still has. Without a trace, trajectories are drawn with a seed: prompts of 3,000 tokens that groups of
+eight share, 6 to 24 turns, results of about 1,200 tokens, replies of about 200, and tools that take 2 s at the median
+and up to a minute.
 """
 
 from __future__ import annotations
@@ -19,23 +23,23 @@ import contextlib
 import hashlib
 import json
 import random
+import selectors
 import sys
-import tempfile
-import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from benchmarks.cluster import free_port, running_cluster
 from benchmarks.eval_figures import Line, show
+from broker.contract import ModelReply
 from broker.coordination import Membership
 from broker.limits import CallGranted, CallOutcome, Governor, QuotaTable
-from broker.store import Store
-
-if TYPE_CHECKING:
-    from aiohttp import web
+from broker.store import Store, open_store
+from broker.testing.manual_clock import ManualClock
+from broker.testing.memory_store import MemoryConnection, MemoryServer
+from deckhands.client import Client
 
 BLOCK_TOKENS = 16
 ENGINES = 4
@@ -47,6 +51,9 @@ GROUP = 8
 EARLY, LATE = "early", "late"
 WORKER = "replayer"
 SEED = 34
+FOREVER = 1e9
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +76,43 @@ class Recorded:
     turns: tuple[Turn, ...]
 
 
+class JumpingSelector(selectors.DefaultSelector):  # type: ignore[valid-type,misc]
+    """Advances a clock where a loop would wait."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> Any:
+        """Jump over the wait."""
+        assert timeout is not None, "every task waits for another one"
+        self._clock.advance(max(0.0, timeout))
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose time is that of a clock."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(JumpingSelector(clock))
+        self._own_clock = clock
+
+    def time(self) -> float:
+        """Return the time of the clock."""
+        return self._own_clock.monotonic()
+
+
+def run_virtually(act: Callable[[ManualClock], Coroutine[Any, Any, Result]]) -> Result:
+    """Run a coroutine in virtual time."""
+    clock = ManualClock()
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
+        return runner.run(act(clock))
+
+
 class Engine:
     """A stub engine: prefills one prompt after another, decodes up to `SLOTS` replies, and keeps blocks as it can."""
 
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
+    def __init__(self) -> None:
         self._cache: OrderedDict[int, None] = OrderedDict()  # hashes of blocks with all before them, oldest first
         self._pinned: Counter[int] = Counter()
         self._slots = asyncio.Semaphore(SLOTS)
@@ -81,31 +120,21 @@ class Engine:
         self._freed = asyncio.Condition()
         self.prompt_blocks = self.hit_blocks = 0
 
-    async def complete(self, request: web.Request) -> web.Response:
-        """Answer `/v1/completions`: `prompt` has a number for each block, `reply` the numbers of the reply's blocks."""
-        from aiohttp import web
-
-        body = await request.json()
-        chain = _hash_chain(body["prompt"])
-        whole = _hash_chain(body["reply"], chain[-1])
+    async def complete(self, prompt: Sequence[int], reply: Sequence[int], reply_tokens: int) -> None:
+        """Answer a prompt: `prompt` has a number for each block, `reply` the numbers of the reply's blocks."""
+        chain = _hash_chain(prompt)
+        whole = _hash_chain(reply, chain[-1])
         async with self._slots:
             await self._pin([*chain, *whole])
             hits = next((at for at, block in enumerate(chain) if block not in self._cache), len(chain))
             self.prompt_blocks += len(chain)
             self.hit_blocks += hits
             async with self._prefill:
-                await asyncio.sleep((len(chain) - hits) * BLOCK_TOKENS / PREFILL_PER_SECOND / self._speed)
+                await asyncio.sleep((len(chain) - hits) * BLOCK_TOKENS / PREFILL_PER_SECOND)
             self._keep(chain)
-            await asyncio.sleep(body["reply_tokens"] * TOKEN_SECONDS / self._speed)
+            await asyncio.sleep(reply_tokens * TOKEN_SECONDS)
             self._keep(whole)
             await self._unpin([*chain, *whole])
-        return web.json_response({"cached": hits * BLOCK_TOKENS})
-
-    async def show(self, _request: web.Request) -> web.Response:
-        """Answer `/truth` with the blocks of prompts, and those that were in the cache."""
-        from aiohttp import web
-
-        return web.json_response({"blocks": self.prompt_blocks, "hits": self.hit_blocks})
 
     async def _pin(self, blocks: Sequence[int]) -> None:
         async with self._freed:
@@ -139,21 +168,6 @@ def _hash_chain(numbers: Sequence[int], before: int = 0) -> list[int]:
     return found
 
 
-async def serve(ports: Sequence[int], speed: float) -> None:
-    """Serve an engine at each port until the process is ended."""
-    from aiohttp import web
-
-    for port in ports:
-        engine = Engine(speed)
-        app = web.Application(client_max_size=1 << 26)
-        app.add_routes([web.post("/v1/completions", engine.complete), web.get("/truth", engine.show)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-    print("ready", flush=True)
-    await asyncio.Event().wait()
-
-
 def draw_trajectories(count: int, late_from: int) -> list[Recorded]:
     """Return trajectories drawn with a seed; those from a number on belong to the late tenant."""
     rng = random.Random(SEED)
@@ -183,6 +197,15 @@ def read_trajectories(path: Path, late_from: int) -> list[Recorded]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one policy. `hits` is the part of prompt blocks from caches; `share` see `find_smallest_share`."""
+
+    per_hour: float
+    hits: float
+    share: float
+
+
 @dataclass(slots=True)
 class Replay:
     """One policy's replay.
@@ -192,44 +215,37 @@ class Replay:
         started: the time of the first turn of each trajectory.
     """
 
-    addresses: Sequence[str]
-    speed: float
+    engines: Mapping[str, Engine]
     choose: Callable[[Recorded, int], contextlib.AbstractAsyncContextManager[str]]
     end: Callable[[Recorded], Awaitable[None]] | None = None
     served: list[tuple[str, float]] = field(default_factory=list)
     started: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     late_at: float = 0.0
-    _session: Any = None
 
     async def run(self, trajectories: Sequence[Recorded], late_seconds: float) -> None:
-        """Replay all trajectories; the late tenant's start after `late_seconds` of replayed time."""
-        import aiohttp
-
-        began = time.monotonic()
-        self.late_at = began + late_seconds / self.speed
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as self._session, asyncio.TaskGroup() as group:
+        """Replay all trajectories; the late tenant's start after `late_seconds`."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self.late_at = began + late_seconds
+        async with asyncio.TaskGroup() as group:
             for each in trajectories:
                 group.create_task(self._replay(each, late_seconds if each.tenant == LATE else 0.0))
-        self.seconds = (time.monotonic() - began) * self.speed
+        self.seconds = loop.time() - began
 
     async def _replay(self, recorded: Recorded, wait_seconds: float) -> None:
-        await asyncio.sleep(wait_seconds / self.speed)
+        await asyncio.sleep(wait_seconds)
         blocks = [_number(recorded.group, at) for at in range(recorded.prompt_tokens // BLOCK_TOKENS)]
         for turn in recorded.turns:
             blocks += [_number(recorded.name, len(blocks) + at) for at in range(turn.new_tokens // BLOCK_TOKENS)]
             reply = [_number(recorded.name, len(blocks) + at) for at in range(turn.reply_tokens // BLOCK_TOKENS)]
             async with self.choose(recorded, len(blocks) * BLOCK_TOKENS) as address:
-                now = time.monotonic()
+                now = asyncio.get_running_loop().time()
                 self.started.setdefault(recorded.name, now)
                 self.served.append((recorded.tenant, now))
-                body = {"prompt": blocks, "reply": reply, "reply_tokens": turn.reply_tokens}
-                async with self._session.post(f"{address}/v1/completions", json=body) as answer:
-                    assert answer.status == 200, await answer.text()
-                    await answer.read()
+                await self.engines[address].complete(list(blocks), reply, turn.reply_tokens)
             blocks += reply
-            await asyncio.sleep(turn.tool_seconds / self.speed)
+            await asyncio.sleep(turn.tool_seconds)
         if self.end is not None:
             await self.end(recorded)
 
@@ -312,7 +328,7 @@ class Permits:
         quota = self._pool.find_quota(answer.key)
         assert quota is not None
         assert quota.base_url is not None
-        began = time.monotonic()
+        began = asyncio.get_running_loop().time()
         yield quota.base_url
         await self._governor.settle(
             self._pool,
@@ -321,7 +337,7 @@ class Permits:
             CallOutcome.OK,
             input_tokens=tokens,
             output_tokens=200,
-            took_seconds=time.monotonic() - began,
+            took_seconds=asyncio.get_running_loop().time() - began,
         )
 
     async def end(self, recorded: Recorded) -> None:
@@ -338,89 +354,105 @@ class Permits:
             self._woken[cid].set()
 
 
-@contextlib.asynccontextmanager
-async def running_engines(speed: float) -> AsyncIterator[list[str]]:
-    """Run new engines in a process; yield their addresses."""
-    ports = [free_port() for _ in range(ENGINES)]
-    command = (sys.executable, "-m", "benchmarks.engines", "--speed", str(speed), "--serve", *map(str, ports))
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert (await process.stdout.readline()).strip() == b"ready"
-        yield [f"http://127.0.0.1:{port}" for port in ports]
-    finally:
-        process.terminate()
-        await process.wait()
+async def replay(policy: str, trajectories: Sequence[Recorded], late_seconds: float, clock: ManualClock) -> Figures:
+    """Replay by one policy."""
+    addresses = [f"http://engine-{number}:8000" for number in range(ENGINES)]
+    engines = {address: Engine() for address in addresses}
+    if policy != "replicas":
+        choose = {"fifo": fifo, "hashing": hashing}[policy](addresses)
+        found = Replay(engines, choose)
+        await found.run(trajectories, late_seconds)
+    else:
+        store = await open_store(MemoryConnection(MemoryServer(clock)), clock=clock)
+        await Membership(store, WORKER, "controller", streams=[[]], ttl_seconds=FOREVER).register()
+        permits = Permits(store, addresses)
+        found = Replay(engines, permits.choose, permits.end)
+        async with asyncio.TaskGroup() as group:
+            wakeups = group.create_task(permits.run_wakeups())
+            await found.run(trajectories, late_seconds)
+            wakeups.cancel()
+        await store.aclose()
+    blocks, hits = (sum(getattr(one, name) for one in engines.values()) for name in ("prompt_blocks", "hit_blocks"))
+    return Figures(
+        len(trajectories) / found.seconds * 3_600, hits / max(1, blocks), found.find_smallest_share(trajectories)
+    )
 
 
-async def measure(directory: Path, arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
     """Replay with the three policies and print the figures; 1 if a target is missed."""
     late_from = arguments.count * 2 // 3
     if arguments.trace is None:
         trajectories = draw_trajectories(arguments.count, late_from)
     else:
         trajectories = read_trajectories(arguments.trace, late_from)[: arguments.count]
-    per_hour: dict[str, float] = {}
-    hits: dict[str, float] = {}
-    share = 0.0
-    async with running_cluster(directory / "cluster") as cluster:
-        await Membership(cluster.client.store, WORKER, "controller", streams=[[]], ttl_seconds=3600.0).register()
-        for policy in ("replicas", "hashing", "fifo"):
-            async with running_engines(arguments.speed) as addresses, asyncio.TaskGroup() as group:
-                permits = Permits(cluster.client.store, addresses)
-                is_ours = policy == "replicas"
-                wakeups = group.create_task(permits.run_wakeups()) if is_ours else None
-                choose = permits.choose if is_ours else {"fifo": fifo, "hashing": hashing}[policy](addresses)
-                replay = Replay(addresses, arguments.speed, choose, permits.end if is_ours else None)
-                await replay.run(trajectories, arguments.late)
-                if wakeups is not None:
-                    wakeups.cancel()
-                    share = replay.find_smallest_share(trajectories)
-                per_hour[policy] = len(trajectories) / replay.seconds * 3_600
-                hits[policy] = await _find_hits(addresses)
-    ours = per_hour["replicas"]
+    found = {
+        policy: run_virtually(lambda clock, policy=policy: replay(policy, trajectories, arguments.late, clock))
+        for policy in ("replicas", "hashing", "fifo")
+    }
+    ours = found["replicas"].per_hour
     lines = [
-        *(Line(f"{policy}: trajectories per hour", round(found, 1)) for policy, found in per_hour.items()),
+        *(Line(f"{policy}: trajectories per hour", round(one.per_hour, 1)) for policy, one in found.items()),
         *(
-            Line(f"{policy}: prompt tokens from the cache", round(100 * found, 1), "%")
-            for policy, found in hits.items()
+            Line(f"{policy}: prompt tokens from the cache", round(100 * one.hits, 1), "%")
+            for policy, one in found.items()
         ),
-        Line("FIFO, compared with replicas", round(per_hour["fifo"] / ours, 3), "", 0.5),
-        Line("consistent hashing, compared with replicas", round(per_hour["hashing"] / ours, 3), "", round(1 / 1.2, 3)),
-        Line("lack of the poorer tenant, of its share", round(1 - share, 3), "", 0.1),
+        Line("FIFO, compared with replicas", round(found["fifo"].per_hour / ours, 3), "", 0.5),
+        Line(
+            "consistent hashing, compared with replicas",
+            round(found["hashing"].per_hour / ours, 3),
+            "",
+            round(1 / 1.2, 3),
+        ),
+        Line("lack of the poorer tenant, of its share", round(1 - found["replicas"].share, 3), "", 0.1),
     ]
     turns = sum(len(one.turns) for one in trajectories)
-    show("engines", f"{len(trajectories)} trajectories, {turns:,} turns, speed {arguments.speed:g}", lines)
+    show("engines", f"{len(trajectories)} trajectories, {turns:,} turns, virtual time", lines)
     return 0 if all(line.is_met for line in lines) or arguments.count < 200 else 1
 
 
-async def _find_hits(addresses: Sequence[str]) -> float:
-    import aiohttp
-
-    total: Counter[str] = Counter()
-    async with aiohttp.ClientSession() as session:
-        for address in addresses:
-            async with session.get(f"{address}/truth") as answer:
-                total.update(await answer.json())
-    return total["hits"] / max(1, total["blocks"])
+async def record(path: Path, limit: int) -> int:
+    """Write the recorded rollouts of a cluster as a trace, and return their number."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        async with await Client.connect() as client:
+            for row in await client.recent(limit=limit):
+                events = await client.events(row.conversation_id)
+                replies = [one for one in events if isinstance(one, ModelReply) and one.tokens is not None]
+                if not replies:
+                    continue
+                ends = [*(one.timestamp for one in replies), events[-1].timestamp]
+                # From a reply to the next one are the tools and the next call; the call itself is known.
+                calls = [*(one.latency_seconds for one in replies[1:]), 0.0]
+                waits = [(after - before).total_seconds() for before, after in pairwise(ends)]
+                turns = [
+                    [
+                        one.tokens.prompt if at and one.tokens is not None else 0,
+                        one.tokens.sampled if one.tokens is not None else 0,
+                        round(max(0.0, waits[at] - calls[at]), 4),
+                    ]
+                    for at, one in enumerate(replies)
+                ]
+                assert replies[0].tokens is not None
+                about = {"group": row.title, "prompt": replies[0].tokens.prompt, "turns": turns}
+                file.write(json.dumps(about) + "\n")
+                count += 1
+    return count
 
 
 def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("--count", type=int, default=240)
-    parser.add_argument("--speed", type=float, default=12.0)
-    parser.add_argument("--late", type=float, default=120.0, help="when the second tenant comes, in replayed seconds")
+    parser.add_argument("--late", type=float, default=120.0, help="when the second tenant comes, in seconds")
     parser.add_argument("--trace", type=Path)
     parser.add_argument(
-        "--serve", type=int, nargs="+", metavar="PORT", help="serve engines at these ports, and no more"
+        "--record", type=Path, metavar="FILE", help="write a trace of a cluster's rollouts, and no more"
     )
     arguments = parser.parse_args()
-    if arguments.serve:
-        asyncio.run(serve(arguments.serve, arguments.speed))
+    if arguments.record is not None:
+        print(asyncio.run(record(arguments.record, arguments.count)), "trajectories")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        sys.exit(asyncio.run(measure(Path(folder), arguments)))
+    sys.exit(measure(arguments))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A store on 1, 2 and 3 primaries of a cluster: appends and steps a second, and the CPU of each part.
 
     python -m benchmarks.store [--conversations 240] [--steps 10] [--write-as NAME]
-    python -m benchmarks.store moves [--conversations 300] [--program redis-server] [--node-timeout 2000]
+    python -m benchmarks.store moves [--conversations 300] [--node-timeout 2000] [--kills 5]
     python -m benchmarks.store names
+    python -m benchmarks.store clients [--rounds 5]
 
 The first form runs the same work on clusters without replicas. *Appends*: this process appends observations of 1.4 KB
 to the logs of all shards, 64 at once. *Steps*: a controller with a scripted model inside it and a no-op tool, both
@@ -14,10 +15,17 @@ workers, and subtracted. Memory is the growth of the primaries' `used_memory`.
 joins and gets a quarter of the shards, slot by slot; then it gives them back and leaves; then a primary is killed. A
 pause is the longest time between two events of a conversation as a reader of its log sees them, without the four
 seconds, and the model calls end at different moments; timestamps of events would not show it, because the store's time
-stands still in an outage. *Nothing happens* shows what the busy machine alone does.
+stands still in an outage. *Nothing happens* shows what the busy machine alone does. A pause after a kill has two
+parts: the cluster serves not all of its slots, which plain connections watch beside ours, and then our processes find
+them and continue. `--kills N` kills a primary so many times and does nothing else.
 
 *names*: what a model call costs the primary that has the budgets and the quotas, when all are in one slot, as in a
 store that was created with one shard: a reservation and a settlement in each, for 1,000 conversations of 100 tenants.
+And what is global, in the slot of shard 0 however many shards there are: the check and the count of an API key, which
+each request over HTTP needs, an entry of the record of operations, and what an evaluation reads and reports.
+
+*clients*: calls of one process to a cluster of three primaries, in turns by our own connections, by redis-py's client
+for clusters, and by valkey-glide if it can be installed (into `build/glide-venv`): 64 tasks add entries of 200 bytes.
 """
 
 from __future__ import annotations
@@ -26,15 +34,19 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks.append import observation
-from benchmarks.cluster import BenchCluster, read_used_memory
+from benchmarks.cluster import ROOT, BenchCluster, read_used_memory
 from benchmarks.eval_figures import Line, percentile, show
 from benchmarks.machine import addition_seconds, cpu_seconds
 from benchmarks.script import write_script
@@ -47,14 +59,20 @@ from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.log.invariants import find_violations
 from broker.runtime.ids import new_conversation_id
+from broker.store.connection import MultiplexedConnection
 from broker.store.embedded import EmbeddedValkey
 from broker.store.routing import SLOTS, find_slot
-from broker.store.store import open_store
+from broker.store.store import Store, open_store
 from deckhands.client.client import Client
+from deckhands.evaluation.attempts.catalog import Catalog, EvaluationInfo
+from deckhands.evaluation.attempts.results import AttemptRow
+from deckhands.evaluation.attempts.steering import EvaluationSteering
+from deckhands.server.auth.api_keys import ApiKeys, Scope
+from deckhands.server.auth.operations import Operations
 from tests.broker_parts import enter
-from tests.clusters import NODE_TIMEOUT_MS, Cluster
+from tests.clusters import NODE_TIMEOUT_MS, Cluster, SlotGroup
 from tests.polling import until
-from tests.sentinels import Server
+from tests.sentinels import PASSWORD, Server
 from tests.stores import server_program
 
 SIZES = (1, 2, 3)
@@ -68,9 +86,15 @@ WAIT_SECONDS = 600.0
 SHARE_LIMIT = 1.1
 PAUSE_SECONDS = 2.0
 IDLE_SECONDS = 10.0
+PROBE_SECONDS, PROBE_PAUSE_SECONDS = 1.0, 0.05
 TENANTS = 100
 CALLERS = 1_000
 NAMED_CALLS = 6_400
+API_KEYS = 100
+EVALUATIONS = 20
+CLIENT_CALLS = 1_000
+CLIENT_LIMIT_SECONDS = 300.0
+GLIDE = ROOT / "build" / "glide-venv" / "bin" / "python"
 
 
 @contextlib.asynccontextmanager
@@ -192,16 +216,68 @@ def _share_lines(name: str, used: dict[str, float], count: int) -> list[Line]:
     ]
 
 
-async def measure_moves(folder: Path, program: str, conversations: int, node_timeout_ms: int) -> list[Line]:
-    """Scale a cluster from 3 to 4 primaries and back, and kill one, while conversations work."""
+class SlotWatch:
+    """When a cluster does not serve all slots: asked every 50 ms by plain connections, beside our own."""
+
+    def __init__(self, nodes: Cluster, store: Store) -> None:
+        found = {find_slot(names.root) * len(SIZES) // SLOTS: names.root for names in store.all_shards}
+        self._commands = [("EXISTS", root) for root in found.values()]  # one for each primary
+        self._links = [MultiplexedConnection(node.url, reply_timeout_seconds=PROBE_SECONDS) for node in nodes.nodes]
+        self._served = time.monotonic()
+        self._outages: list[tuple[float, float]] = []
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[SlotWatch]:
+        task = asyncio.create_task(self._watch())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            for link in self._links:
+                await link.aclose()
+
+    @property
+    def outage_seconds(self) -> float:
+        """How long some slot was not served, from the last time that all were to the first time that all are."""
+        return sum(end - start for start, end in self._outages)
+
+    def count_outage(self, start: float, end: float) -> float:
+        """Return the part of a time in which some slot was not served."""
+        return sum(max(0.0, min(end, last) - max(start, first)) for first, last in self._outages)
+
+    async def _watch(self) -> None:
+        while True:
+            asked = (link.exchange(self._commands) for link in self._links)
+            replies = [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, list)]
+            now = time.monotonic()
+            if all(any(isinstance(reply[at], int) for reply in replies) for at in range(len(self._commands))):
+                if self._outages and self._outages[-1][0] == self._served:
+                    self._outages[-1] = (self._served, now)
+                self._served = now
+            elif not self._outages or self._outages[-1][0] != self._served:
+                self._outages.append((self._served, now))
+            else:
+                self._outages[-1] = (self._served, now)
+            await asyncio.sleep(PROBE_PAUSE_SECONDS)
+
+
+async def measure_moves(
+    folder: Path, program: str, conversations: int, node_timeout_ms: int, kills: int = 0
+) -> list[Line]:
+    """Scale a cluster from 3 to 4 primaries and back, and kill one, while conversations work.
+
+    Args:
+        kills: how many primaries to kill instead, one after the other.
+    """
     program = server_program("redis" if "redis" in program else "valkey")
     nodes = Cluster(program, folder, node_timeout_ms=node_timeout_ms)
-    promotions = []
     async with nodes.running(), workers_on(nodes, folder) as (cluster, environment):
         await cluster.start_controller(DECKHANDS_MAX_CONVERSATIONS="1000", **environment)
         await cluster.start_process("benchmarks.noop_tool", environment)
         slots = [find_slot(names.root) for names in cluster.client.store.all_shards]
         joined: list[Server] = []
+        promotions: list[float] = []
 
         async def scale_out() -> None:
             joined.append(await nodes.add_node())
@@ -219,35 +295,41 @@ async def measure_moves(folder: Path, program: str, conversations: int, node_tim
             old.kill()
             killed = time.monotonic()
             await until(partial(nodes.is_served, slots[0], other_than=old), limit=60, what="promotion")
-            promotions.append(
-                Line(
-                    "a primary is killed: the cluster promoted a replica after",
-                    round(time.monotonic() - killed, 2),
-                    "s",
-                )
-            )
+            promotions.append(time.monotonic() - killed)
             await nodes.until_promoted(slots[0], other_than=old)
             old.start()
 
         lines = []
-        works: dict[str, Callable[[], Awaitable[None]]] = {
-            "nothing happens": lambda: asyncio.sleep(IDLE_SECONDS),
-            "3 to 4 primaries": scale_out,
-            "4 to 3 primaries": scale_in,
-            "a primary is killed": kill,
-        }
-        for name, work in works.items():
-            found = await _run_beside(cluster, folder, name, work, conversations)
+        works: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("nothing happens", lambda: asyncio.sleep(IDLE_SECONDS)),
+            ("3 to 4 primaries", scale_out),
+            ("4 to 3 primaries", scale_in),
+            ("a primary is killed", kill),
+        ]
+        for name, work in [(f"kill {number}", kill) for number in range(1, kills + 1)] or works:
+            async with SlotWatch(nodes, cluster.client.store).watching() as watch:
+                found, pauses = await _run_beside(cluster, folder, name, work, conversations)
+            if work is kill:
+                ours = [pause - watch.count_outage(end - pause, end) for pause, end in pauses]
+                found += [
+                    Line(f"{name}: the cluster promotes a replica after", round(promotions[-1], 2), "s"),
+                    Line(f"{name}: the cluster does not serve all slots for", round(watch.outage_seconds, 2), "s"),
+                    Line(f"{name}: rest of a pause, while it serves all, p99", round(percentile(ours, 0.99), 2), "s"),
+                ]
+                await SlotGroup(nodes, slots[0]).until_whole()
             print(*found, sep="\n", flush=True)
             lines += found
-        print(*promotions, f"node timeout {node_timeout_ms} ms", sep="\n")
-        return lines + promotions
+        return [*lines, Line("node timeout", node_timeout_ms, "ms")]
 
 
 async def _run_beside(
     cluster: BenchCluster, folder: Path, name: str, work: Callable[[], Awaitable[None]], conversations: int
-) -> list[Line]:
-    """Let conversations work until something else is done, and a little longer."""
+) -> tuple[list[Line], list[tuple[float, float]]]:
+    """Let conversations work until something else is done, and a little longer.
+
+    Returns:
+        What was found, and the longest pause of each conversation with the time of its end.
+    """
     client = cluster.client
     script = json.loads(write_script(folder / "slow.json", SLOW_STEPS).read_text()) | {
         "latency_seconds": LATENCY_SECONDS
@@ -267,19 +349,22 @@ async def _run_beside(
     for task in watching:
         task.cancel()
     await asyncio.gather(*watching, return_exceptions=True)
-    pauses, violations = [], 0
+    longest, violations = [], 0
     for conversation_id in ids:
         events = await client.events(conversation_id)
         violations += len(find_violations(events, conversation_id=conversation_id, is_strict=True))
-        gaps = [after - before for before, after in pairwise(arrivals[conversation_id])]
-        pauses.append(max(0.0, max(gaps, default=0.0) - LATENCY_SECONDS))
+        gaps = [
+            (max(0.0, after - before - LATENCY_SECONDS), after) for before, after in pairwise(arrivals[conversation_id])
+        ]
+        longest.append(max(gaps, default=(0.0, 0.0)))
+    pauses = [pause for pause, _ in longest]
     return [
         Line(f"{name}: took", round(took, 1), "s"),
         Line(f"{name}: conversations that failed, of {len(ids)}", failed, "", 0),
         Line(f"{name}: violations of the log's invariants", violations, "", 0),
         Line(f"{name}: longest pause of a conversation, median", round(percentile(pauses, 0.5), 2), "s"),
         Line(f"{name}: longest pause of a conversation, p99", round(percentile(pauses, 0.99), 2), "s", PAUSE_SECONDS),
-    ]
+    ], longest
 
 
 async def _watch(client: Client, conversation_id: str, arrivals: list[float]) -> None:
@@ -288,7 +373,7 @@ async def _watch(client: Client, conversation_id: str, arrivals: list[float]) ->
 
 
 async def measure_names(folder: Path) -> list[Line]:
-    """Measure the calls to budgets and quotas on one primary."""
+    """Measure the calls to what has one slot: budgets, quotas, and what is global."""
     nodes = Cluster(server_program("valkey"), folder, primaries=1, replicas=0)
     async with nodes.running():
         process = nodes.nodes[0].process
@@ -313,8 +398,43 @@ async def measure_names(folder: Path) -> list[Line]:
             assert isinstance(asked, CallGranted)
             await governor.settle(*about, CallOutcome.OK, input_tokens=9, output_tokens=9)
 
+        keys = ApiKeys(store)
+        made = [
+            await keys.add("bench", tenant="t", scopes=[Scope.READ], requests_per_minute=1_000_000)
+            for _ in range(API_KEYS)
+        ]
+        catalog, operations = Catalog(store), Operations(store)
+        names = [f"evaluation-{number}" for number in range(EVALUATIONS)]
+        for name in names:
+            await catalog.begin(name, EvaluationInfo(dataset="bench", models=("m",), instances=1_000))
+
+        async def admit(number: int) -> None:
+            await keys.admit(made[number % API_KEYS][1])
+
+        async def record(number: int) -> None:
+            await operations.record("key:bench", "t", "stop", f"conversation-{number}", "it is stopped by a benchmark")
+
+        async def find_evaluation(number: int) -> None:
+            assert await catalog.find(names[number % EVALUATIONS]) is not None
+
+        async def drive(number: int) -> None:
+            name = names[number % EVALUATIONS]
+            steering = EvaluationSteering(store, name)
+            await steering.read()
+            await steering.publish_status({"state": "running", "total": 1_000, "ended": number, "bound": "x" * 400})
+            row = AttemptRow(instance=f"i-{number}", model="m", attempt=1, outcome="resolved", evidence="x" * 1_000)
+            await catalog.put(name, [row])
+
         lines = []
-        for name, call in (("budgets", call_ledger), ("a quota", call_governor)):
+        calls: dict[str, Callable[[int], Awaitable[None]]] = {
+            "model calls, budgets": call_ledger,
+            "model calls, a quota": call_governor,
+            "HTTP requests, API key": admit,
+            "operations, their record": record,
+            "look-ups of an evaluation": find_evaluation,
+            "evaluations, a report a second": drive,
+        }
+        for name, call in calls.items():
             await asyncio.gather(*(call(number) for number in range(APPENDERS)))
             watch = Watch(primary=process.pid)
             for first in range(0, NAMED_CALLS, APPENDERS):
@@ -322,23 +442,77 @@ async def measure_names(folder: Path) -> list[Line]:
             _, used = watch.read()
             each = used["primary"] / NAMED_CALLS
             lines += [
-                Line(f"a model call, {name}", round(1e6 * each), "µs of CPU of the primary"),
-                Line(f"model calls that one core of a primary serves, {name}", round(1 / each), "a second"),
+                Line(name, round(1e6 * each), "µs of CPU of the primary for each"),
+                Line(f"{name}: one core of a primary serves", round(1 / each), "a second"),
             ]
         await store.aclose()
         return lines
+
+
+async def measure_clients(folder: Path, rounds: int) -> list[Line]:
+    """Let clients make the same calls in turns, each in a separate process."""
+    drivers = {"deckhands": Path(sys.executable), "redis-py": Path(sys.executable), "valkey-glide": GLIDE}
+    if why := _install_glide():
+        del drivers["valkey-glide"]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in drivers}
+    nodes = Cluster(server_program("valkey"), folder, replicas=0)
+    async with nodes.running():
+        for at in range(rounds):
+            turn = list(drivers.items())
+            for name, python in turn[at % len(turn) :] + turn[: at % len(turn)]:
+                found[name].append(await _drive_client(python, name, nodes))
+    lines = []
+    for name, runs in found.items():
+        each = [1e6 * run["cpu"] / run["calls"] for run in runs]
+        rates = [run["calls"] / run["seconds"] for run in runs]
+        shown = f"{name} {runs[0]['version']}"
+        lines += [
+            Line(f"{shown}: calls", round(percentile(rates, 0.5)), "a second"),
+            Line(f"{shown}: a call, median", round(percentile(each, 0.5), 1), "µs of CPU of the client"),
+            Line(f"{shown}: a call, least and most", f"{min(each):.1f} to {max(each):.1f}", "µs"),
+        ]
+        pairs = [run["cpu"] / ours["cpu"] for run, ours in zip(runs, found["deckhands"], strict=True)]
+        if name != "deckhands":
+            lines.append(Line(f"{shown}: CPU of a call ÷ ours, in pairs", round(percentile(pairs, 0.5), 2), "median"))
+    return [*lines, Line("valkey-glide", why)] if why else lines
+
+
+def _install_glide() -> str:
+    """Install valkey-glide if need be, and return why that is not possible; empty: it is there."""
+    try:
+        subprocess.run([ROOT / "benchmarks" / "peer" / "glide.sh"], check=True, timeout=CLIENT_LIMIT_SECONDS)
+    except (subprocess.SubprocessError, OSError) as error:
+        return f"left out, it cannot be installed ({error})"
+    return ""
+
+
+async def _drive_client(python: Path, name: str, nodes: Cluster) -> dict[str, Any]:
+    driver = ROOT / "benchmarks" / "peer" / "cluster_driver.py"
+    arguments = (name, f"127.0.0.1:{nodes.nodes[0].port}", PASSWORD, str(APPENDERS), str(CLIENT_CALLS))
+    process = await asyncio.create_subprocess_exec(
+        *(python, driver, *arguments), env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    )
+    async with asyncio.timeout(CLIENT_LIMIT_SECONDS):
+        written, _ = await process.communicate()
+    assert process.returncode == 0, name
+    result: dict[str, Any] = json.loads(written.splitlines()[-1])  # a client may have something to say before
+    return result
 
 
 async def measure(directory: Path, arguments: argparse.Namespace) -> None:
     """Run once and print what was found."""
     if arguments.part == "moves":
         lines = await measure_moves(
-            directory, arguments.program, arguments.conversations or 300, arguments.node_timeout
+            directory, arguments.program, arguments.conversations or 300, arguments.node_timeout, arguments.kills
         )
         show(arguments.write_as or "store_moves", "Slots that move while conversations work", lines)
         return
     if arguments.part == "names":
-        show(arguments.write_as or "store_names", "Budgets and quotas in one slot", await measure_names(directory))
+        show(arguments.write_as or "store_names", "What has one slot, on one primary", await measure_names(directory))
+        return
+    if arguments.part == "clients":
+        lines = await measure_clients(directory, arguments.rounds)
+        show(arguments.write_as or "store_clients", f"{APPENDERS} tasks call a cluster of 3 primaries", lines)
         return
     lines = [Line("ten million additions", round(addition_seconds(), 2), "s")]
     for primaries in SIZES:
@@ -350,11 +524,13 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
-    parser.add_argument("part", nargs="?", choices=("sizes", "moves", "names"), default="sizes")
+    parser.add_argument("part", nargs="?", choices=("sizes", "moves", "names", "clients"), default="sizes")
     parser.add_argument("--conversations", type=int)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--node-timeout", type=int, default=NODE_TIMEOUT_MS, help="of the cluster, in ms, for moves")
     parser.add_argument("--program", default="valkey-server", help="valkey-server or redis-server")
+    parser.add_argument("--kills", type=int, default=0, help="kill so many primaries and do nothing else, for moves")
+    parser.add_argument("--rounds", type=int, default=5, help="of clients")
     parser.add_argument("--write-as", metavar="NAME", help="the name of the file written")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         asyncio.run(measure(Path(folder), parser.parse_args()))

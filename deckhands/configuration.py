@@ -10,7 +10,6 @@ Does not: check a file that DECKHANDS_CONFIG names.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,7 +75,7 @@ def read_configuration(env: Mapping[str, str], directory: Path, *, others: Colle
             values = read(path)
             if not reason:
                 _check(values)
-        except (OSError, UnicodeDecodeError, UsageError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UsageError, ValueError) as error:
             if reason:
                 continue
             raise _unusable(path, error) from error
@@ -99,6 +98,8 @@ def _read_dotenv(others: Collection[str], path: Path) -> dict[str, str]:
 
 
 def _read_toml(path: Path) -> dict[str, str]:
+    import tomllib  # few have such a file
+
     content = tomllib.loads(path.read_text("utf-8"))
     values: dict[str, str] = {}
     for name, value in content.items():

@@ -15,8 +15,10 @@ from pathlib import Path
 from broker.runtime import BrokerSettings, UsageError
 from deckhands.configuration import read_configuration
 
-SANDBOXES = ("auto", "bwrap", "docker", "none")
-SANDBOX_REMEDY = "Use auto, bwrap, docker or none, or the name of a sandbox that a package of the tool workers has."
+SANDBOXES = ("auto", "bwrap", "docker", "kubernetes", "none")
+SANDBOX_REMEDY = (
+    "Use auto, bwrap, docker, kubernetes or none, or the name of a sandbox that a package of the tool workers has."
+)
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
 PLAIN_VARIABLES = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
@@ -31,7 +33,7 @@ def is_sandbox_name(name: str) -> bool:
     return re.fullmatch(SANDBOX_PATTERN, name) is not None and not get_close_matches(name, SANDBOXES)
 
 
-def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()) -> list[str]:
+def read_configuration_files(*, others: Collection[str] = ()) -> list[str]:
     """Add the values of `.env` and `deckhands.toml` to this process' environment, and return the notices to print.
 
     Args:
@@ -44,19 +46,24 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, othe
         directory = Path.cwd()
     except OSError:  # the directory was removed, so it has no files
         return []
-    found = read_configuration(env, directory, others=others)
-    env.update(found.values)
+    found = read_configuration(os.environ, directory, others=others)
+    os.environ.update(found.values)
     return found.notices
 
 
-def read_plain_environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def read_plain_environment() -> dict[str, str]:
     """Return the variables with which Python finds our code: no setting and no secret."""
-    return {name: env[name] for name in PLAIN_VARIABLES if name in env}
+    return {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
 
 
-def takes_colour(env: Mapping[str, str] = os.environ) -> bool:
+def skip_pydantic_plugins(env: MutableMapping[str, str] = os.environ) -> None:
+    """Keep Pydantic from reading the metadata of every installed package in search of plugins, unless the user says."""
+    env.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+
+def takes_colour() -> bool:
     """Return whether a terminal supports colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
-    return not env.get("NO_COLOR") and can_redraw(env)
+    return not os.environ.get("NO_COLOR") and can_redraw()
 
 
 def can_redraw(env: Mapping[str, str] = os.environ) -> bool:
@@ -75,7 +82,7 @@ class CliSettings:
         home: the directory of embedded clusters and runs.
         model: the model named by the environment; None if none is named.
         has_profiles: whether a file of model profiles is named, which may name the model.
-        sandbox: the sandbox of workspaces: `auto`, `bwrap`, `docker` or `none`.
+        sandbox: the sandbox of workspaces: `auto`, `bwrap`, `docker`, `kubernetes` or `none`.
         debug: show tracebacks instead of one-line errors.
         environment: all variables, for the workers.
     """

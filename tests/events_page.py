@@ -13,7 +13,7 @@ from functools import cache
 from pydantic import BaseModel
 
 from broker.contract.actions import RiskyAction
-from broker.contract.codec import UnknownEvent
+from broker.contract.codec import UnknownEvent, find_kinds
 from broker.contract.kinds import Action, Event, EventSource, Observation
 from tests.class_reference import NAMES, attributes, first_sentences, shown_default, shown_type, table, types_in
 from tests.source_code import tracked_sources
@@ -78,7 +78,7 @@ def events_page() -> str:
 
 @cache
 def _kinds() -> dict[str, type[Event]]:
-    ours = [owner for owner in Event.KINDS.values() if owner.__module__.startswith("broker.")]  # tests define others
+    ours = [owner for owner in find_kinds().values() if owner.__module__.startswith("broker.")]  # tests define others
     return {_kind(owner): owner for owner in sorted(ours, key=_kind) if owner is not UnknownEvent}
 
 

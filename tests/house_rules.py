@@ -32,7 +32,11 @@ CELERY_FILES = r"broker/celery/\w+\.py|deckhands/(ingress|operations/jobs)/\w+\.
 STORE_FILES = r"broker/[\w/]+\.py|deckhands/(ingress/(ingress_app|ingress_results)|operations/jobs/beat_scheduler)\.py"
 """Besides `broker`: modules that handle the errors of Celery's result backend and of its beat, which are redis-py's."""
 MODEL_FILES = r"controller_worker/providers/(\w+_backend|wires/provider_errors)\.py"
-ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/providers/config\.py"
+# The last one passes variables on to a program, as `docker run --env` does.
+ENVIRONMENT_FILES = (
+    r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/providers/config\.py"
+    r"|tool_worker/sandbox/kubernetes/__main__\.py"
+)
 HOST_FILES = r"tool_worker/host/((shell|editor|text_files|search|acp)/)?\w+\.py"
 MODEL_LIBRARIES = {"litellm", "anthropic", "openai"}
 MADE_OF_CONCERNS = {"state", "order", "controller", "commit"}

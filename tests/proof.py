@@ -130,9 +130,9 @@ SECTIONS = (
         "median of 15 s and a mean of a minute and a half, up to three hours, and a person answers after two minutes in "
         "the median; 3 % of the calls are refused for half a minute. Of the fourteen faults, one strikes every four "
         "minutes on average, at one of the next 40 boundaries. A message to the store travels up to 20 ms. A span in "
-        "which all workers have looked, found nothing, and would only repeat their beats is left out, up to the end of a "
-        "call, a command or a pause (`tests/simulation/leaps.py`); without these leaps, a run has the same logs "
-        "(`tests/simulation/test_hours.py`). Each seed is another cluster.",
+        "which nothing travels, nothing is due, and all workers would only repeat their beats is left out, up to the end "
+        "of a call, a command or a pause, and after a fault only when all have beaten again (`tests/simulation/leaps.py`); "
+        "without these leaps, a run has the same logs (`tests/simulation/test_hours.py`). Each seed is another cluster.",
         ["tests.simulation", "hours", "--seconds", "SECONDS"],
         "The rate depends on what else the machine does.",
     ),

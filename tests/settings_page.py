@@ -104,6 +104,11 @@ OTHERS = (
         f"seconds that a command may be silent before it is answered; `{DEFAULT_NO_CHANGE_TIMEOUT_SECONDS:g}`",
     ),
     (f"`{SHELL_VARIABLE_PREFIX}X`", "tool workers", "sets `X` in every shell; in a file: `shell.X`"),
+    (
+        "`KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`",
+        "tool workers",
+        "the address of the API server, which Kubernetes gives to every pod, for the sandbox `kubernetes`",
+    ),
     ("`PATH`", "tool workers", "the search path of shells without a sandbox"),
     ("`TMPDIR`", "workspace hosts", "where they put temporary files; `/tmp`"),
     (
@@ -120,6 +125,7 @@ OTHERS = (
         "further headers for Claude, which Anthropic's SDK adds; if it is set, requests go through the SDK",
     ),
     ("`NO_COLOR`, `TERM`", "commands", "no colours if `NO_COLOR` is set, or if `TERM` is `dumb`"),
+    ("`PYDANTIC_DISABLE_PLUGINS`", "commands that read", "which plugins Pydantic does not load; by default all"),
     (
         "`DECKHANDS_HOST_ID`",
         "workspace hosts, containers",

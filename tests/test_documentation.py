@@ -67,12 +67,6 @@ def test_the_map_shows_every_package_and_where_to_start() -> None:
     assert dict(ROW.findall(ARCHITECTURE.read_text(encoding="utf-8"))) == packages()
 
 
-def test_every_file_that_the_architecture_names_exists() -> None:
-    named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+)`", ARCHITECTURE.read_text(encoding="utf-8"))
-    missing = sorted({path for path in named if not (ROOT / path).exists()})
-    assert not missing, f"docs/architecture.md names what is not there: {missing}"
-
-
 @pytest.mark.parametrize("path", PAGES)
 def test_every_file_that_a_page_names_exists(path: str) -> None:
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", (ROOT / path).read_text(encoding="utf-8"))

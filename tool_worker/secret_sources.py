@@ -53,7 +53,7 @@ class SecretSourceSpec(BaseModel):
 
     Attributes:
         url: the address, read by GET. Its path and query may contain `{path}`, `{field}` and `{tenant}`.
-        headers: of the request; `${NAME}` is replaced by an environment variable.
+        headers: the request's headers; `${NAME}` is replaced by an environment variable.
         header_files: headers whose values are read from files at each lookup, such as a token that an agent renews.
         command: a program, by its absolute path, and its arguments, which may contain the placeholders; it prints the
             value.
@@ -168,7 +168,7 @@ class SecretSources:
     """Looks up secrets in the operator's sources; see `SecretLookup`.
 
     Args:
-        environment: of programs.
+        environment: the environment of programs.
         monotonic: the clock of the cache.
     """
 

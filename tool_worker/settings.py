@@ -20,7 +20,7 @@ from broker.contract import LABEL_PATTERN, parse_host_rules
 from broker.runtime import AddressRules, BrokerSettings, Count, Seconds, UsageError, arm, split_paths
 from broker.secrets import find_private_paths, load_secret_key, parse_workspace_roots
 from broker.tools import AllowedServers, McpServerSpec, read_allowed, read_servers
-from tool_worker.sandbox import ContainerSettings, ResourceLimits, is_image_name
+from tool_worker.sandbox import ClusterAccess, ContainerSettings, KubernetesSettings, ResourceLimits, is_image_name
 from tool_worker.secret_sources import SecretSourceSpec, read_secret_sources
 from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
 
@@ -55,6 +55,18 @@ class ToolVariables(BrokerSettings):
     ] = ""
     docker_host: Annotated[str, Field(description="address of the engine; empty: the default one")] = ""
     docker_cpus: Annotated[Seconds, Field(description="CPUs that a container may use; 0: all")] = 0.0
+    kubernetes_config: Annotated[
+        str, Field(description="a kubeconfig for the sandbox `kubernetes`; empty: the service account of this pod")
+    ] = ""
+    kubernetes_pod: Annotated[
+        str, Field(description="the pod of this worker, whose node and volume its pods share; empty: the host's name")
+    ] = ""
+    kubernetes_template: Annotated[str, Field(description="a file with a pod template for these pods; empty: none")] = (
+        ""
+    )
+    kubernetes_pending_seconds: Annotated[
+        Seconds, Field(description="how long such a pod may take to start, the download of its image included")
+    ] = 120.0
     workspace_memory_bytes: Annotated[
         int, Field(ge=0, description="limit for all programs of a workspace together; 0: half of the machine's")
     ] = 0
@@ -112,7 +124,7 @@ class ToolSettings:
         mcp_servers: Servers whose tools are offered.
         mcp_allowed: The servers that tasks and skills may use for their own conversation.
         secret_sources: Sources where secrets of tasks may be looked up.
-        containers: Settings of the `docker` sandbox.
+        containers: Settings of the sandboxes `docker` and `kubernetes`.
         limits: Resource limits of a workspace.
         gate: Network access that workspaces may get.
         repository_roots: Directories below which local repositories may be cloned.
@@ -164,30 +176,32 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         node=variables.node or socket.gethostname(),
         node_dir=Path(variables.node_dir) if variables.node_dir else variables.home / "node",
         pools=_split_words(variables.pools),
-        labels=_labels(variables.labels),
+        labels=_parse_labels(variables.labels),
         tools=_split_words(variables.tools),
         mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
         mcp_allowed=read_allowed(Path(variables.mcp).expanduser()) if variables.mcp else AllowedServers(),
-        secret_sources=_secret_sources(variables, env),
-        no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
-        environment=_shell_variables(env),
+        secret_sources=(
+            read_secret_sources(Path(variables.secret_sources).expanduser(), env) if variables.secret_sources else ()
+        ),
+        no_change_timeout_seconds=_parse_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
+        environment=_select_shell_variables(env),
         search_path=env.get("PATH", ""),
         workspace_limits=TreeLimits(files=variables.workspace_files, bytes=variables.workspace_bytes),
-        containers=_containers(variables),
-        limits=_limits(variables),
-        gate=_gate(variables),
-        repository_roots=_repository_roots(variables),
+        containers=_make_containers(variables, env),
+        limits=_make_limits(variables),
+        gate=_make_gate(variables),
+        repository_roots=_make_repository_roots(variables),
         secret_key=partial(load_secret_key, variables),
         named=NamedDirectories(
             parse_workspace_roots(split_paths(variables.workspace_roots)), find_private_paths(variables)
         ),
-        git_identity=_git_identity(variables),
+        git_identity=_make_git_identity(variables),
         program_environment={name: value for name, value in env.items() if not name.startswith("DECKHANDS_")},
-        private_values=_private_values(env, variables),
+        private_values=_find_private_values(env, variables),
     )
 
 
-def _private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[str, ...]:
+def _find_private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[str, ...]:
     passed_on = _split_words(variables.pass_env)
     found = [
         value
@@ -200,36 +214,41 @@ def _private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[s
     return (*found, *(password for password in passwords if password))
 
 
-def _secret_sources(variables: ToolVariables, env: Mapping[str, str]) -> tuple[SecretSourceSpec, ...]:
-    if not variables.secret_sources:
-        return ()
-    return read_secret_sources(Path(variables.secret_sources).expanduser(), env)
-
-
-def _git_identity(variables: ToolVariables) -> GitIdentity:
+def _make_git_identity(variables: ToolVariables) -> GitIdentity:
     try:
         return GitIdentity(variables.git_user_name, variables.git_user_email)
     except ValueError as error:
         raise UsageError(f"DECKHANDS_GIT_USER_NAME or DECKHANDS_GIT_USER_EMAIL cannot be used: {error}.") from error
 
 
-def _containers(variables: ToolVariables) -> ContainerSettings:
+def _make_containers(variables: ToolVariables, env: Mapping[str, str]) -> ContainerSettings:
     images = _split_words(variables.docker_images)
     if images and not is_image_name(images[0]):
         raise UsageError(
             f"The first image of DECKHANDS_DOCKER_IMAGES, {images[0]!r}, is not a valid name of an image.",
             remedy="Name the default image first.",
         )
-    return ContainerSettings(images, variables.docker_host, variables.docker_cpus or None)
+    # Kubernetes gives these to every pod.
+    host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
+    kubernetes = KubernetesSettings(
+        ClusterAccess(
+            config=str(Path(variables.kubernetes_config).expanduser()) if variables.kubernetes_config else "",
+            address=f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else "",
+        ),
+        pod=variables.kubernetes_pod,
+        template=str(Path(variables.kubernetes_template).expanduser()) if variables.kubernetes_template else "",
+        pending_seconds=variables.kubernetes_pending_seconds,
+    )
+    return ContainerSettings(images, variables.docker_host, variables.docker_cpus or None, kubernetes)
 
 
-def _limits(variables: ToolVariables) -> ResourceLimits:
+def _make_limits(variables: ToolVariables) -> ResourceLimits:
     limits = ResourceLimits(processes=variables.workspace_processes)
     memory_bytes = variables.workspace_memory_bytes or limits.memory_bytes
     return replace(limits, memory_bytes=memory_bytes)
 
 
-def _gate(variables: ToolVariables) -> EgressGate:
+def _make_gate(variables: ToolVariables) -> EgressGate:
     hosts = _split_words(variables.egress)
     private = _split_words(variables.egress_private)
     try:
@@ -247,7 +266,7 @@ def _gate(variables: ToolVariables) -> EgressGate:
     return EgressGate(ceiling, private, variables.egress_bytes)
 
 
-def _repository_roots(variables: ToolVariables) -> RepositoryRoots:
+def _make_repository_roots(variables: ToolVariables) -> RepositoryRoots:
     roots = tuple(Path(text) for text in _split_words(variables.repository_roots))
     for root in roots:
         if not root.is_absolute() or ".." in root.parts:
@@ -257,7 +276,7 @@ def _repository_roots(variables: ToolVariables) -> RepositoryRoots:
     return RepositoryRoots(roots)
 
 
-def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+def _parse_seconds(env: Mapping[str, str], name: str, default: float) -> float:
     text = env.get(name, "").strip()
     try:
         seconds = float(text) if text else default
@@ -268,7 +287,7 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     return seconds
 
 
-def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
+def _select_shell_variables(env: Mapping[str, str]) -> dict[str, str]:
     variables = {
         name.removeprefix(SHELL_VARIABLE_PREFIX).upper(): value
         for name, value in env.items()
@@ -283,7 +302,7 @@ def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def _labels(text: str) -> tuple[str, ...]:
+def _parse_labels(text: str) -> tuple[str, ...]:
     labels = _split_words(text)
     for label in labels:
         if not re.fullmatch(LABEL_PATTERN, label):

@@ -2,7 +2,8 @@ from . import codec as codec
 from .codec import SHORTENED_END_CHARS as SHORTENED_END_CHARS
 from .schema_version import SCHEMA_VERSION as SCHEMA_VERSION
 from .codec import SHORTEN_ABOVE_BYTES as SHORTEN_ABOVE_BYTES, action_kinds as action_kinds, checksum_of as checksum_of
-from .codec import decode_any as decode_any, event_from_wire as event_from_wire, pack as pack, to_entry as to_entry
+from .codec import decode_any as decode_any, event_from_wire as event_from_wire, find_kinds as find_kinds
+from .codec import pack as pack, to_entry as to_entry
 from .actions import WAYS_OUT as WAYS_OUT, AgentDelegateAction as AgentDelegateAction
 from .actions import AgentFinishAction as AgentFinishAction, AgentRejectAction as AgentRejectAction
 from .actions import AgentThinkAction as AgentThinkAction, ChangeAgentStateAction as ChangeAgentStateAction

@@ -282,7 +282,7 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
         CorruptEntry: a field is missing or invalid.
     """
     kind = wire.get("kind")
-    event_class = Event.KINDS.get(kind) if isinstance(kind, str) else None
+    event_class = (Event.KINDS.get(kind) or find_kinds().get(kind)) if isinstance(kind, str) else None
     if event_class is None:
         raise UnknownKind(f"Event {event_id} is of the kind {kind!r}, which this version does not know.")
     try:
@@ -444,9 +444,17 @@ def _refuse_extension(code: int, _: bytes) -> Any:
     raise ValueError(f"extension type {code} is not allowed")
 
 
+@cache
+def _import_kinds() -> None:
+    import_modules(broker.contract)  # loading a module registers its kinds
+
+
+def find_kinds() -> Mapping[str, type[Event]]:
+    """Return the classes of all kinds of events. `Event.KINDS` holds those that were needed so far."""
+    _import_kinds()
+    return Event.KINDS
+
+
 def action_kinds() -> list[type[Action]]:
     """Return all actions that have their own tool."""
-    return [kind for kind in Event.KINDS.values() if issubclass(kind, Action) and "tool_spec" in kind.__dict__]
-
-
-import_modules(broker.contract)  # loading a module registers its kinds
+    return [kind for kind in find_kinds().values() if issubclass(kind, Action) and "tool_spec" in kind.__dict__]

@@ -113,7 +113,7 @@ class SkillFiles:
     """The skills and agents found in files.
 
     Attributes:
-        skills: in the order of the files. Of skills with the same name in two folders, only the later one.
+        skills: the skills in the order of the files. Of skills with the same name in two folders, only the later one.
         unreadable: the path and the error of each invalid file.
         paths: the file of each skill.
         agents: agents to delegate to, by the paths of their files; likewise one of each name.
@@ -376,7 +376,7 @@ def find_trigger(words: Iterable[str], text: str) -> str:
     """Return the first of these words that a text contains, ignoring case; empty if there is none.
 
     Args:
-        text: in lower case.
+        text: the text to search, in lower case.
     """
     return next((word for word in words if word.lower() in text), "")
 

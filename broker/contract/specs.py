@@ -288,8 +288,8 @@ class WorkspaceSpec(EventValue):
 
     Attributes:
         path: an existing directory on the tool worker's node; None creates an empty one.
-        sandbox: `auto` (as the node requires), `bwrap`, `docker`, `none`, or one of an installed package.
-        image: the container image for the sandbox `docker`; empty for the node's first.
+        sandbox: `auto` (as the node requires), `bwrap`, `docker`, `kubernetes`, `none`, or one of an installed package.
+        image: the container image for the sandboxes `docker` and `kubernetes`; empty for the node's first.
         network: whether commands may reach the network.
         allow: hosts that commands may reach through a proxy without network access; see `allowed_hosts`.
         pool: the action stream of the tool workers that may take the conversation.
@@ -322,8 +322,8 @@ class WorkspaceSpec(EventValue):
     def _is_given_one_way(self) -> Self:
         if self.network and self.allow:
             raise ValueError("give either network or allow: with full network access, allow has no effect")
-        if self.image and self.sandbox != "docker":
-            raise ValueError("an image requires the sandbox docker")
+        if self.image and self.sandbox not in ("docker", "kubernetes"):
+            raise ValueError("an image requires the sandbox docker or kubernetes")
         return self
 
 

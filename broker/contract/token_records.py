@@ -44,7 +44,7 @@ class RecordedTokens(EventValue):
         sampled: tokens that the policy sampled.
         min_version, max_version: the oldest and the newest policy that sampled one; None: the server named none.
         messages: the messages that the prompt consisted of.
-        digest: of these messages and the tools.
+        digest: the digest of these messages and the tools.
         model: the model that sampled them, as named in the workers' settings.
     """
 

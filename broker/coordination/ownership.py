@@ -18,7 +18,7 @@ from broker.contract import Ownership
 from broker.coordination.crash_attribution import Mark
 from broker.coordination.wakeups import settle_results
 from broker.runtime import CorruptEntry, EventsLost, OwnershipLost, StoreError, StoreRefused, StoreUnavailable
-from broker.store import Store
+from broker.store import Store, decode_text, parse_number, read_tolerantly
 
 SNAPSHOT = "snapshot"
 MAX_SETTLEMENTS = 8
@@ -128,11 +128,10 @@ class Owners:
     async def resume_claim(self, conversation_id: str, worker_id: str) -> ClaimedConversation | None:
         """Return the current claim of this worker, for a claim whose reply was lost."""
         names = await self._store.locate(conversation_id)
-        fields = ("owner", "token", "last_id", "crashes", "node", "closed", "class", "tenant")
-        found = await self._store.call("HMGET", names.meta, *fields)
-        owner, token, last, crashes, node, closed, rank, tenant = (
-            value.decode() if value is not None else "" for value in found
-        )
+        fields = ("owner", "token", "last_id", "node", "closed", "class", "tenant")
+        commands = [("HMGET", names.meta, *fields), ("HGET", names.grants, "crashes")]
+        found, crashes = await self._store.retry(lambda: read_tolerantly(self._store.connection, commands))
+        owner, token, last, node, closed, rank, tenant = (decode_text(value) for value in found or [None] * len(fields))
         if owner != worker_id:
             return None
         ownership = Ownership(conversation_id, worker_id, token)
@@ -141,7 +140,7 @@ class Owners:
         share = "*" if own is None and others is not None else tenant
         weight, _, _ = (own or others or b"1").partition(b" ")
         turn = _parse_turn(rank.encode(), share.encode(), weight)
-        return ClaimedConversation(ownership, int(last), int(crashes or 0), node, bool(closed), *turn)
+        return ClaimedConversation(ownership, int(last), int(parse_number(crashes)), node, bool(closed), *turn)
 
     async def release(
         self, ownership: Ownership, *, seen_id: int, checksum: str = "", delay_seconds: float | None = None

@@ -36,7 +36,7 @@ class NodeOffer(BaseModel):
 
     Attributes:
         sandboxes: names of sandboxes.
-        images: patterns of images for the sandbox `docker`. The first one is the default image.
+        images: patterns of images for containers. The first one is the default image.
         labels: the operator's labels of the node.
         memory_bytes: memory limit for all programs of a workspace together; None for no limit.
         disk_bytes: disk limit of a workspace; None for no limit.

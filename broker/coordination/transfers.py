@@ -328,8 +328,8 @@ class TransferRequest(BaseModel):
             `list` lists a directory. A long transfer has its parts copied one by one: `upload_part` before `upload`, or
             `download_part` after `download`, and then `end`.
         path: relative to the workspace.
-        at: of `download` and `list`: the files of the last checkpoint at or before this event; None: as they are now.
-        is_inside: of an upload: copy into the directory `path`, and create it if it does not exist.
+        at: for `download` and `list`: the files of the last checkpoint at or before this event; None: as they are now.
+        is_inside: for an upload: copy into the directory `path`, and create it if it does not exist.
         transfer: common name of all requests of one long transfer; empty for a transfer in one request.
         part: number of the part, from 0.
         size_bytes, digest: of an upload in parts: size and SHA-256 of the packed data.

@@ -207,7 +207,7 @@ class Ledger:
             raise errors[0]
 
     async def aclose(self) -> None:
-        """End the sweeps of shards that do not answer."""
+        """Cancel the sweeps that still wait for a shard."""
         sweeping = list(self._sweeping.values())
         self._sweeping.clear()
         for task in sweeping:

@@ -166,7 +166,7 @@ class QuotaPool(BaseModel):
         return _FLAT.sub("_", text)
 
     def serves(self, model: str, tenant: str) -> bool:
-        """Return whether it applies to a call."""
+        """Return whether this quota applies to a call."""
         return (not self.tenants or tenant in self.tenants) and fnmatch.fnmatchcase(model, self.model)
 
     @property
@@ -183,7 +183,7 @@ class QuotaTable(BaseModel):
     """All quotas, and the tenants' shares when capacity is short.
 
     Attributes:
-        pools: in the order of the file; the first one that matches a model applies.
+        pools: the pools in the order of the file; the first one that matches a model applies.
         tenants: their weights, the same as in the table of DECKHANDS_TENANTS.
         path: the file that it was read from; None for a table on one line.
     """

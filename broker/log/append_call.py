@@ -108,7 +108,7 @@ class ProducerWriter(NamedTuple):
         condition: condition for the append.
         quiet: send no notification.
         seen_id: required id of the last event; None for any.
-        capability: of the action whose end it reports; or empty.
+        capability: the capability of the action whose end it reports; or empty.
     """
 
     key: str
@@ -130,7 +130,7 @@ class ToolWriter(NamedTuple):
     Attributes:
         place: the action's entry to acknowledge, `<stream>|<entry>`; or empty.
         checksum: checksum of the action; empty to accept any event with its id.
-        fingerprint: of the action, as workspace hosts know it; or empty.
+        fingerprint: the action's fingerprint, as workspace hosts know it; or empty.
         has_used: whether the action has read or changed the workspace.
     """
 
@@ -229,7 +229,7 @@ class Appended:
     """The events were written, with the ids from `first_id` to `last_id`.
 
     Attributes:
-        checksum: of the last event, see `codec.checksum_of`.
+        checksum: the checksum of the last event, see `codec.checksum_of`.
     """
 
     first_id: int

@@ -271,7 +271,6 @@ _INTERNAL = {
     "ready_id",
     "append_key",
     "append_ids",
-    "mark",
     "orphan_of",
     "workspace",
     "is_movable",

@@ -23,6 +23,7 @@ from broker.contract import AgentState, AgentStateChangedObservation, codec
 from broker.limits import Ledger
 from broker.log.entries import find_reader
 from broker.log.event_log import EventLog
+from broker.log.status import EXPIRED_CODE, NOT_STARTED
 from broker.runtime import (
     ConversationBusy,
     CorruptEntry,
@@ -137,9 +138,6 @@ class Deletion:
             raise UnknownConversation(conversation_id)
         return reply
 
-
-NOT_STARTED = "ConversationExpired: The conversation was not started before it expired"
-EXPIRED_CODE = "expired"
 
 _log = logging.getLogger(__name__)
 

@@ -41,6 +41,10 @@ ANSWERS = frozenset({AgentState.USER_CONFIRMED, AgentState.USER_REJECTED})
 RECOVERY_STATES = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: AgentState.STOPPED}
 """The state that each option of a loop recovery leads to."""
 
+NOT_STARTED = "ConversationExpired: The conversation was not started before it expired"
+EXPIRED_CODE = "expired"
+"""The error of a conversation that has not started in time, and its code."""
+
 COPIED_RANGE = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
 

@@ -15,7 +15,6 @@ exec; protect the program that started the worker.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
@@ -152,6 +151,8 @@ def harden_process() -> None:
     Raises:
         OSError: the kernel refuses.
     """
+    import ctypes  # only workers need it
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl PR_SET_DUMPABLE")

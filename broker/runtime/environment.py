@@ -32,7 +32,10 @@ PROGRAM_VARIABLES = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
     *("DECKHANDS_*", "OTEL_*"),
 )
-TOOL_WORKER_VARIABLES = (*PROGRAM_VARIABLES, "SANDBOX_ENV_*", "NO_CHANGE_TIMEOUT_SECONDS", "PLAYWRIGHT_*")
+TOOL_WORKER_VARIABLES = (
+    *(*PROGRAM_VARIABLES, "SANDBOX_ENV_*", "NO_CHANGE_TIMEOUT_SECONDS", "PLAYWRIGHT_*"),
+    *("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"),  # the API server's address, in every pod
+)
 ALLOWED = {
     TOOLS: TOOL_WORKER_VARIABLES,
     INGRESS: (*PROGRAM_VARIABLES, "OPENHANDS_USE_SDK_AGENTS"),
@@ -89,7 +92,7 @@ def make_worker_environment(role: str, environment: Mapping[str, str]) -> dict[s
 
 
 def find_missing_variable(error: BaseException) -> str:
-    """Return the missing environment variable that an error names; or empty."""
+    """Return the missing environment variable that an error names; empty if it names none."""
     seen: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if seen is None:

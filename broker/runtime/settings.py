@@ -48,6 +48,7 @@ WORKER_SETTINGS = frozenset(
         *("sdk_sessions", "sdk_sandbox", "priced_models"),
         *("node", "pools", "labels", "tools", "pass_env", "mcp", "secret_sources", "concurrency", "chromium"),
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
+        *("kubernetes_config", "kubernetes_pod", "kubernetes_template", "kubernetes_pending_seconds"),
         *("egress", "egress_private", "egress_bytes", "repository_roots", "workspace_bytes", "workspace_files"),
         *("workspace_ttl_seconds", "workspace_idle_seconds", "workspace_ends_with_worker", "workspace_keep_seconds"),
         *("node_lost_seconds", "checkpoint_every", "git_user_name", "git_user_email"),
@@ -113,7 +114,8 @@ class BrokerSettings:
         Field(description="directories in which conversations may choose a workspace, separated by `:`; empty: none"),
     ] = ""
     sandbox: Annotated[
-        str, Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `none`, or one of a package")
+        str,
+        Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker`, `kubernetes`, `none`, or a package's"),
     ] = "auto"
     checkpoints: Annotated[
         str, Field(description="the location of checkpoints: a URL that fsspec knows; empty: none")
@@ -346,9 +348,9 @@ def _parse_flag(name: str, text: str) -> bool:
     return parse_flag(name, text)
 
 
-def logs_json(env: Mapping[str, str] = os.environ) -> bool:
+def logs_json() -> bool:
     """Return whether logs are JSON. For the start of a process, before its settings are validated."""
-    return env.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
+    return os.environ.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
 
 
 def find_agent_variables(env: Mapping[str, str] = os.environ) -> frozenset[tuple[str, str]]:
@@ -356,9 +358,9 @@ def find_agent_variables(env: Mapping[str, str] = os.environ) -> frozenset[tuple
     return frozenset((name, text) for name in AGENT_VARIABLES if (text := env.get(name, "").strip()))
 
 
-def find_otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def find_otel_variables() -> dict[str, str]:
     """Return the variables for OpenTelemetry's SDK, which reads them itself. Empty ones count as unset."""
-    return {name: text.strip() for name, text in env.items() if name.startswith("OTEL_") and text.strip()}
+    return {name: text.strip() for name, text in os.environ.items() if name.startswith("OTEL_") and text.strip()}
 
 
 def make_celery_url(url: str) -> str:

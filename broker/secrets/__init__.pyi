@@ -5,6 +5,7 @@ from .private_directories import parse_workspace_roots as parse_workspace_roots,
 from .references import SOURCE_PATTERN as SOURCE_PATTERN, SecretLookup as SecretLookup
 from .references import SecretReference as SecretReference, SecretUnavailable as SecretUnavailable
 from .references import SecretValue as SecretValue
+from .secrets import ENDPOINT_KEY as ENDPOINT_KEY, ENDPOINT_URL as ENDPOINT_URL, OwnEndpoint as OwnEndpoint
 from .secrets import ONE_KEY as ONE_KEY, ClaimedSecrets as ClaimedSecrets, Secrets as Secrets
 from .secrets import SecretsLocked as SecretsLocked, SecretsProof as SecretsProof, check_secret as check_secret
 from .secrets import decrypt as decrypt, encrypt as encrypt, key_fingerprint as key_fingerprint

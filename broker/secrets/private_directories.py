@@ -67,7 +67,7 @@ class DirectoryLocation:
     path: str
 
     def is_in(self, other: DirectoryLocation) -> bool:
-        """Return whether it equals the other or is below it, by any of their names."""
+        """Return whether this directory is the other one or below it, by any of their names."""
         return _is_in(self.name, other.name) or (self.device == other.device and _is_in(self.path, other.path))
 
 

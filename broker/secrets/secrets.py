@@ -52,6 +52,9 @@ MAX_LENDERS = 16
 
 ONE_KEY = "Give all workers and clients the same DECKHANDS_SECRET_KEY or DECKHANDS_SECRET_KEY_FILE."
 
+ENDPOINT_URL, ENDPOINT_KEY = "MODEL_ENDPOINT_URL", "MODEL_ENDPOINT_KEY"
+"""The secrets that are the address and the key of a conversation's own endpoint. No command gets them."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -92,7 +95,8 @@ class _CachedSecrets:
         encrypted: each value with the conversation that it belongs to.
         values: the values themselves.
         is_borrowing: it shares the secrets of another conversation.
-        connects: the connection count of the store then: a store can lose values only between two connections.
+        has_endpoint: it, or one whose secrets it shares, has its own endpoint.
+        connects: the store's connection count at that lookup. The store can lose values only between two connections.
     """
 
     looked_up: float
@@ -100,7 +104,18 @@ class _CachedSecrets:
     values: frozenset[str] = field(default=frozenset(), repr=False)
     masker: Masker = field(default_factory=Masker)
     is_borrowing: bool = False
+    has_endpoint: bool = False
     connects: int = 0
+
+
+class OwnEndpoint(NamedTuple):
+    """The endpoint of one conversation's model calls, and its key, which may be empty."""
+
+    url: str
+    key: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"
 
 
 class SecretsProof(NamedTuple):
@@ -232,7 +247,7 @@ class Secrets:
             claimed = claimed if age < CLAIM_FRESH_SECONDS and claimed.connects == connects else None
         kept = await self._load_stored(conversation_id, claimed)
         self._remember(conversation_id, kept, claimed.read_at if claimed is not None else None)
-        words = set(re.findall(r"\w+", command, re.ASCII))
+        words = set(re.findall(r"\w+", command, re.ASCII)) - {ENDPOINT_URL, ENDPOINT_KEY}
         named = {
             name: (each.conversation_id, self._decrypt(each.conversation_id, value))
             for each in reversed(kept)  # the conversation's own secrets override shared ones
@@ -246,6 +261,26 @@ class Secrets:
                 found[name] = await self._look_up_value(owner_id, name, reference)
                 await self._hide(conversation_id, owner_id, name, found[name])
         return found
+
+    def has_endpoint(self, conversation_id: str) -> bool:
+        """Return whether a conversation is known to have its own endpoint, without a lookup."""
+        known = self._cache.get(conversation_id)
+        return known is not None and known.has_endpoint
+
+    async def find_endpoint(self, conversation_id: str) -> OwnEndpoint | None:
+        """Return the endpoint that a conversation, or the one whose secrets it shares, has for its model calls.
+
+        Raises:
+            SecretsLocked: there are secrets, but no key here decrypts them.
+        """
+        for each in await self._load_stored(conversation_id):
+            if ENDPOINT_URL in each.current:
+                url, key = (
+                    self._decrypt(each.conversation_id, each.current[name]) if name in each.current else ""
+                    for name in (ENDPOINT_URL, ENDPOINT_KEY)
+                )
+                return OwnEndpoint(url, key)
+        return None
 
     async def _look_up_value(self, owner_id: str, name: str, reference: SecretReference) -> str:
         """Return the current value of a secret that a conversation has by reference."""
@@ -359,6 +394,7 @@ class Secrets:
         known.looked_up = read_at
         known.connects = self._store.connection.connects
         known.is_borrowing = bool(kept[0].lender_id)
+        known.has_endpoint = any(ENDPOINT_URL in each.current for each in kept)
         self._cache[conversation_id] = known
         while len(self._cache) > self._remembered:
             self._cache.popitem(last=False)
@@ -421,12 +457,19 @@ def check_secret(name: str, value: str | SecretReference) -> None:
             f"{name!r} is not a valid name of a secret.", remedy="Use letters, digits and _, not a digit first."
         )
     if isinstance(value, SecretReference):
+        if name in (ENDPOINT_URL, ENDPOINT_KEY):
+            raise UsageError(f"The secret {name} has no source.", remedy="Give its value.")
         return
     if not MIN_SECRET_CHARS <= len(value) <= MAX_VALUE_CHARS or "\0" in value:
         raise UsageError(
             f"The value of the secret {name} has {len(value)} characters.",
             remedy=f"Use {MIN_SECRET_CHARS} to {MAX_VALUE_CHARS}: a shorter one would match everywhere.",
         )
+
+    if name == ENDPOINT_URL and not re.match(r"https?://[^/]", value):
+        raise UsageError(f"The secret {name} is not an address.", remedy="Write one such as http://HOST:PORT/v1.")
+    if name == ENDPOINT_KEY and any(char <= " " or char >= "\x7f" for char in value):
+        raise UsageError(f"The secret {name} has characters that no header may have.", remedy="Use visible ASCII.")
 
 
 def load_secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | None:

@@ -9,7 +9,9 @@ is sent again only after MOVED or ASK, which say that it was not executed. A fun
 may be on both nodes while a slot moves key by key, so the function might see only some of them. It fails as
 `StoreUnavailable` until the slot has moved. For this, each function declares the base of its shard, which never exists
 as a key. The map is read again after MOVED and after a lost connection; a node that is no longer a primary is left at
-once. If a primary lacks the functions, the first call of a process that may load them and has the store's version loads
+once. A primary that has just been restarted tells the map of its last hour, with itself as the primary, and serves
+nothing yet: a map that changes something counts only from a node that serves, unless none does. If a primary lacks the
+functions, the first call of a process that may load them and has the store's version loads
 them.
 Does not: read from replicas, or execute a batch atomically across nodes.
 Source: the Redis Cluster specification.
@@ -397,11 +399,16 @@ class _Topology:
         places.sort(key=lambda place: place == unlike)
         causes = []
         refusal: StoreMisconfigured | None = None
+        doubtful: tuple[list[Any], Host] | None = None
         for place in places:
             link = MultiplexedConnection(self.find_endpoint(place), reply_timeout_seconds=ANSWER_SECONDS)
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    ranges = await link.call("CLUSTER", "SLOTS")
+                    reply, serves = await link.exchange([("CLUSTER", "SLOTS"), ("EXISTS", keys.STORE)])
+                ranges = check_reply(reply)
+                if str(serves).startswith("CLUSTERDOWN") and not self._has_primaries(ranges, place):
+                    doubtful = doubtful or (ranges, place)
+                    continue
                 self._update(ranges, place)
             except StoreMisconfigured as error:
                 refusal = error
@@ -416,11 +423,18 @@ class _Topology:
                 return
             finally:
                 await link.aclose()
+        if doubtful is not None:
+            self._update(*doubtful)
+            return
         if refusal is not None and not self.primaries:
             raise refusal
         raise StoreUnavailable(
             f"No node of the store's cluster tells its slots ({'; '.join(causes)}).", remedy=CLUSTER_REMEDY
         )
+
+    def _has_primaries(self, ranges: list[Any], asked: Host) -> bool:
+        """Return whether a map names the primaries that are known."""
+        return {parse_node(primary, asked) for _, _, primary, *_ in ranges} == set(self.primaries)
 
     def _update(self, ranges: list[Any], asked: Host) -> None:
         slots: list[Host | None] = [None] * SLOTS

@@ -84,7 +84,8 @@
     deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, fields shown by `ls`
     deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions; remote_work
     deck:{k}:c:<id>:results        stream   until settled  observations that tool workers may not add to the log
-    deck:{k}:c:<id>:grants         hash     until settled  action → marks of its capability and of its content
+    deck:{k}:c:<id>:grants         hash     until settled  action → marks of its capability and of its content;
+                                                           deaths that count against the conversation
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
     deck:{k}:c:<id>:caller         hash     with the log   the waiting caller, and its reply
     deck:{k}:c:<id>:caller:lock    string   half a minute  the ingress that sends the reply
@@ -415,6 +416,11 @@ class ConversationKeys:
     def once(self) -> str:
         """The idempotency keys."""
         return f"{self.root}:once"
+
+    @property
+    def grants(self) -> str:
+        """The capabilities of actions, and the deaths that count against the conversation."""
+        return f"{self.root}:grants"
 
     @property
     def snapshot(self) -> str:

@@ -160,7 +160,7 @@ class NamedPrimary:
     has_history: bool
 
 
-async def find_latest_primary(url: SentinelUrl, context: ssl.SSLContext | None = None) -> NamedPrimary:
+async def find_latest_primary(url: SentinelUrl) -> NamedPrimary:
     """Return the primary of the latest fail-over that a majority of the Sentinels knows.
 
     A Sentinel that has just started may name a primary that was replaced meanwhile.
@@ -168,7 +168,7 @@ async def find_latest_primary(url: SentinelUrl, context: ssl.SSLContext | None =
     Raises:
         StoreUnavailable: no majority answers and knows a primary of this name, or a fail-over is in progress.
     """
-    views, causes = await _ask_all(url, context)
+    views, causes = await _ask_all(url, None)
     if any(view.is_failing_over for view in views):
         raise StoreUnavailable(f"A fail-over of {url.service} is in progress.", remedy="Wait for its end.")
     if len(views) <= len(url.sentinels) // 2:

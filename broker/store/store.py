@@ -105,13 +105,18 @@ class Outage:
             self._is_logged = True
             _log.warning("the store is unavailable, conversations wait: %s", error)
 
-    async def pause(self, seconds: float) -> None:
-        """Wait before the next attempt: this long at most, and less if few calls wait or another one succeeds."""
+    async def pause(self, seconds: float) -> bool:
+        """Wait before the next attempt: this long at most, and less if few calls wait or another one succeeds.
+
+        Returns:
+            Whether another one has succeeded.
+        """
         longest = max(SHORTEST_LONG_PAUSE_SECONDS, PAUSE_PER_WAITING_CALL_SECONDS * self._waiting)
         news = self._news = self._news or asyncio.Event()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, longest) * draw_jitter()):
                 await news.wait()
+        return news.is_set()
 
     def report_success(self) -> None:
         """Wake the calls that wait, because another one has succeeded."""
@@ -498,8 +503,9 @@ async def _retry(call: Callable[[], Awaitable[T]], clock: Clock, patience_second
     outage.start(clock)
     try:
         while True:
-            await outage.pause(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            # The store is back, although perhaps not yet each node of a cluster: a failure now is worth a short pause.
+            has_news = await outage.pause(pause)
+            pause = FIRST_PAUSE_SECONDS if has_news else min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
                 reply = await call()
             except (OutcomeUnknown, StoreUnavailable) as error:

@@ -76,7 +76,7 @@ class Trace:
         id: id of the event.
         turn_id: the reply it belongs to, or the event itself.
         digest: equal for events that OpenHands considers equal.
-        trait: of an observation: `error`, the digest of a syntax error, or the digest of a sleeping command's output;
+        trait: for an observation: `error`, the digest of a syntax error, or the digest of a sleeping command's output;
             of a condensation: `adjacent` if it directly follows another one; else empty.
     """
 

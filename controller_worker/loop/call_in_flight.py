@@ -241,6 +241,9 @@ class CallInFlight:
         is_empty = state.calls.attempt > 0 and state.lifecycle.error_code == NoResponseError.code
         if is_empty and config is not None and not config.temperature:
             question = replace(question, request=replace(question.request, temperature=WARM_TEMPERATURE))
+        endpoint, secrets, cid = None, services.log.secrets, state.setup.conversation_id
+        if secrets is not None and config is not None and (config.own_endpoints or secrets.has_endpoint(cid)):
+            endpoint = await secrets.find_endpoint(cid)
         batched = self.permit.make_batched_call(state, wanted, question.llm, config, question.request)
         if batched is not None:
             question = replace(question, request=replace(question.request, carry=batched.carry))
@@ -254,6 +257,7 @@ class CallInFlight:
                 attempt=wanted.attempt,
                 clock=services.store.clock,
                 permit=self.permit,
+                endpoint=endpoint,
                 admit=partial(services.hooks.admit, state, request.service),
             )
         if batched is not None:

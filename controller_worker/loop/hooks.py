@@ -229,7 +229,7 @@ def _render_status(status: int | None) -> str:
 
 
 def make_command_ask(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
-    """Return the `ask` function for a command: JSON as its input; exit code 2 vetoes with its standard error."""
+    """Return an `ask` function that runs a command on JSON. Exit code 2 is a veto; its reason is the standard error."""
 
     async def ask(told: Mapping[str, Any]) -> str | None:
         with tempfile.TemporaryFile() as printed:  # processes that the command leaves behind could hold a pipe open

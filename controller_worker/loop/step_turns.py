@@ -36,10 +36,10 @@ ORDERS = {0: (2, 1, 0), 4: (1, 0, 2)}
 
 @dataclass(slots=True)
 class StepTurn:
-    """The turns of one conversation.
+    """The place of one conversation in the line for steps.
 
     Attributes:
-        rank: of its priority; 0 goes first.
+        rank: the rank of its priority; 0 goes first.
         share: its tenant's name in the line.
         weight: its tenant's share relative to others.
         is_new: it was just claimed, and takes its first steps until its first wait.

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker.contract import (
     Action,
@@ -136,7 +135,8 @@ class OpenTurn:
         metadata = event.tool_call_metadata
         if metadata is not None:
             return metadata.reply_id == self.reply.id
-        return not self.reply.tool_calls and _is_effect_of(event, self.reply)
+        is_effect = isinstance(event, Action) and event.source is EventSource.AGENT and event.id == self.reply.id + 1
+        return is_effect and not self.reply.tool_calls
 
     def add(self, event: Event, result: CallResult | None, pictures: Message | None = None) -> None:
         """Add an event of the turn, the result it brings, and the images of its message."""
@@ -193,11 +193,8 @@ def _find_edited(asked: Action, ran: Action) -> Iterator[tuple[str, str]]:
     before = dict(asked)
     for name, value in dict(ran).items():
         if name not in NOT_EDITED and before.get(name) != value:
-            yield name, truncate_content(_to_text(value), MAX_EDITED_CHARS)
-
-
-def _to_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            yield name, truncate_content(text, MAX_EDITED_CHARS)
 
 
 def _prepend(told: str, result: CallResult) -> CallResult:
@@ -207,7 +204,3 @@ def _prepend(told: str, result: CallResult) -> CallResult:
     if isinstance(first, TextPart):
         return CallResult(result.event_id, (TextPart(told + first.text), *rest))
     return CallResult(result.event_id, (TextPart(told.rstrip()), first, *rest))
-
-
-def _is_effect_of(event: Event, reply: ModelReply) -> bool:
-    return isinstance(event, Action) and event.source is EventSource.AGENT and event.id == reply.id + 1

@@ -83,8 +83,10 @@ class ViewFold:
             case CondensationRequestAction():
                 self._has_request = True
             case PlanAcceptedObservation():
-                self._drop_planner()
-                self._events.append(event)
+                # The executor's system message replaces the planning agent's.
+                self._events = [*(one for one in self._events if one is not self._system), event]
+                self._system = None
+                self.condensations += 1
             case SystemMessageAction():
                 self._system = self._system or event
                 self._events.insert(0, event)
@@ -131,12 +133,6 @@ class ViewFold:
             return events
         others = [event for event in events if event is not self._task]
         return [*others[:place], self._task, *others[place:]]
-
-    def _drop_planner(self) -> None:
-        """Remove the planning agent's system message: the executor's system message replaces it."""
-        self._events = [event for event in self._events if event is not self._system]
-        self._system = None
-        self.condensations += 1
 
     def _forget(self, condensation: CondensationAction) -> None:
         """Remove forgotten events, and put the latest summary in their place."""

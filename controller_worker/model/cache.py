@@ -40,7 +40,7 @@ _NOT_PART_OF_A_REQUEST = frozenset({
     *("retry_max_wait", "timeout", "connect_timeout", "first_byte_timeout", "read_timeout", "fallbacks", "router"),
     *("max_message_chars", "input_cost_per_token", "output_cost_per_token", "backend", "cache_dir", "batch"),
     *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name", "count_tokens", "tenants", "scripts_dir"),
-    *("rollout_api", "session_header"),
+    *("rollout_api", "session_header", "own_endpoints"),
 })  # fmt: skip
 
 _log = logging.getLogger(__name__)

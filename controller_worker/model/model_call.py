@@ -29,6 +29,7 @@ from broker.contract import (
     to_plain_json,
 )
 from broker.runtime import Clock, DeckhandsError, UsageError, draw_jitter
+from broker.secrets import OwnEndpoint
 from controller_worker.core import BATCH, render_last_error
 from controller_worker.model.models import Models
 from controller_worker.model.permits.call_permit import CallPermit
@@ -63,6 +64,7 @@ async def ask_model(
     attempt: int,
     clock: Clock,
     permit: CallPermit,
+    endpoint: OwnEndpoint | None = None,
     admit: Callable[[str], Awaitable[None]] | None = None,
 ) -> Completion | ModelCallFailed | ModelCallDeferred:
     """Make one attempt: call the model and, if it fails, its fallbacks.
@@ -70,19 +72,21 @@ async def ask_model(
     Args:
         attempt: the number of this attempt within the step, from 1.
         permit: the permit acquired for this model.
+        endpoint: the conversation's own; no call goes elsewhere then.
         admit: called with the name of each model before the call; raises if the model may not be called.
 
     Returns:
         The reply; or the failure and the time of the next attempt; or a deferral if the call was added to a batch.
     """
     try:
-        async with models.use_client(spec, key=permit.key) as (llm, config):
+        async with models.use_client(spec, key=permit.key, endpoint=endpoint) as (llm, config):
             if admit is not None:
                 await admit(config.model)
             try:
                 return await _complete(llm, config, request, permit)
             except ModelError as error:
-                others = _list_alternatives(spec, config, permit) if request.carry is None else []
+                is_bound = request.carry is not None or endpoint is not None
+                others = [] if is_bound else _list_alternatives(spec, config, permit)
                 answer = await _ask_alternatives(models, others, request, error, permit=permit, admit=admit)
                 if isinstance(answer, Completion):
                     return answer
@@ -175,7 +179,8 @@ async def _ask_alternatives(
     failures = [failure]
     obstacles = list[DeckhandsError]()
     for each in others:
-        spec, name = each.spec, each.fallback or each.spec.model
+        spec = each.spec
+        name = each.fallback or spec.model
         if not each.is_for(failures[-1].code):
             continue
         _log.warning("conversation %s: %s; calling %s", request.conversation_id, failures[-1].code, name)
@@ -190,7 +195,8 @@ async def _ask_alternatives(
             if config is not None and not await permit.try_alternative(config, request):
                 continue
             async with models.use_client(other, key=permit.key) as (llm, config):
-                _discard_streamed(request)
+                if request.on_delta is not None:
+                    request.on_delta(Delta("superseded", ""))  # discard the text of the model before
                 return await _complete(llm, config, request, permit)
         except ModelError as error:
             failures.append(error)
@@ -198,12 +204,6 @@ async def _ask_alternatives(
             _log.warning("conversation %s: cannot call %s: %s", request.conversation_id, name, error)
             obstacles.append(error)
     return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
-
-
-def _discard_streamed(request: ModelRequest) -> None:
-    """Discard the text streamed so far, because another model takes over."""
-    if request.on_delta is not None:
-        request.on_delta(Delta("superseded", ""))
 
 
 def to_model_reply(

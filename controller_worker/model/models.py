@@ -1,7 +1,8 @@
 """The models that a worker can call: their settings and one client for each.
 
 Holds: equal settings share one client, and the number of clients is bounded. Address and key come from the worker's
-environment, never from a conversation. `choose` resolves a conversation's model name once, to an internal reference.
+environment, never from a conversation, but for an endpoint that the operator's
+table allows. `choose` resolves a conversation's model name once, to an internal reference.
 A client is created in its own thread with a time limit, so one that hangs blocks nothing else.
 Does not: call the models; see `explain_model_call`.
 """
@@ -20,6 +21,7 @@ from pydantic import SecretStr
 from broker.contract import LLMSpec, ModelTable
 from broker.limits import QuotaKey, QuotaTable
 from broker.runtime import Clock, UsageError
+from broker.secrets import OwnEndpoint
 from controller_worker.memory import MAX_MESSAGE_CHARS
 from controller_worker.model.registry import accepts_images, create_llm
 from controller_worker.model.router import RouterLLM, make_router
@@ -103,7 +105,8 @@ class Models:
         self._loaded: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
         self._chosen: dict[tuple[LLMSpec, str], LLMSpec] = {}
-        self._clients: dict[tuple[LLMSpec, QuotaKey | None], _Client] = {}  # least recently used first
+        # least recently used first
+        self._clients: dict[tuple[LLMSpec, QuotaKey | None, OwnEndpoint | None], _Client] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
@@ -142,16 +145,19 @@ class Models:
             return found
 
     @contextlib.asynccontextmanager
-    async def use_client(self, spec: LLMSpec, *, key: QuotaKey | None = None) -> AsyncIterator[tuple[LLM, LLMConfig]]:
+    async def use_client(
+        self, spec: LLMSpec, *, key: QuotaKey | None = None, endpoint: OwnEndpoint | None = None
+    ) -> AsyncIterator[tuple[LLM, LLMConfig]]:
         """Yield the client and the settings of a specification. The client stays open inside the block.
 
         Args:
             key: another key or address than the configured ones.
+            endpoint: the conversation's own, in place of these.
 
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
-        client = self._client(spec, key)
+        client = self._client(spec, None if endpoint is not None else key, endpoint)
         async with self._hold(client) as found:
             client.kept_until = 0.0
             yield found
@@ -165,15 +171,15 @@ class Models:
             client.users -= 1
             self._close_idle_clients()
 
-    def _client(self, spec: LLMSpec, key: QuotaKey | None) -> _Client:
-        client = self._clients.pop((spec, key), None)
+    def _client(self, spec: LLMSpec, key: QuotaKey | None, endpoint: OwnEndpoint | None = None) -> _Client:
+        client = self._clients.pop((spec, key, endpoint), None)
         if client is None or (client.made.done() and not client.is_ready):
             # The first client imports its provider's library, which takes longer than a heartbeat may be late.
             what = f"The client of the model {ascii(spec.model or 'by default')[:100]}"
-            making = self._threads.run(self._create, spec, key, what=what, limit_seconds=CREATION_SECONDS)
+            making = self._threads.run(self._create, spec, key, endpoint, what=what, limit_seconds=CREATION_SECONDS)
             client = _Client(asyncio.create_task(making))
             client.made.add_done_callback(partial(self._keep_until_used, client))
-        self._clients[spec, key] = client
+        self._clients[spec, key, endpoint] = client
         return client
 
     def _keep_until_used(self, client: _Client, _: object) -> None:
@@ -200,12 +206,12 @@ class Models:
 
     def is_ready(self, spec: LLMSpec) -> bool:
         """Return whether `of` returns without waiting."""
-        client = self._clients.get((spec, None))
+        client = self._clients.get((spec, None, None))
         return client is not None and client.is_ready
 
     def find_settings(self, spec: LLMSpec) -> LLMConfig | None:
         """Return a model's settings; None if they are invalid; the call then reports the error."""
-        client = self._clients.get((spec, None))
+        client = self._clients.get((spec, None, None))
         if client is not None and client.is_ready:
             return client.made.result()[1]
         try:
@@ -314,8 +320,10 @@ class Models:
             self._loaded = Profiles.from_env(self._env, is_open=self._is_open)
         return self._loaded
 
-    def _create(self, spec: LLMSpec, key: QuotaKey | None) -> tuple[LLM, LLMConfig]:
+    def _create(self, spec: LLMSpec, key: QuotaKey | None, endpoint: OwnEndpoint | None) -> tuple[LLM, LLMConfig]:
         config = self._config(spec)
+        if endpoint is not None:
+            config = config.with_endpoint(*endpoint)
         if key is not None:
             self._check_key(key, config)
         if key is not None and key.env is not None:

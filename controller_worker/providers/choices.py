@@ -35,7 +35,7 @@ class Fallback(BaseModel):
         return codes
 
     def is_for(self, code: str) -> bool:
-        """Return whether it applies to an error code."""
+        """Return whether this fallback applies to an error code."""
         return code in self.on if self.on else code not in REPEATED_ELSEWHERE
 
 

@@ -74,6 +74,7 @@ _ADDRESS_VARIABLE = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)
 _MADE_OF = "_API_BASE"
 _NAMES_A_SECRET = re.compile(r"key|token|secret|passw|auth|cred|cookie|session|signature", re.IGNORECASE)
 
+_ENDPOINT = re.compile(r"https?://(\*\.)?[a-z0-9_.-]+(:(\d{1,5}|\*))?", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _HEADERS_IN_USE = frozenset({
     *("accept", "authorization", "connection", "content-encoding", "content-length", "content-type", "cookie", "host"),
@@ -151,6 +152,8 @@ class LLMConfig(BaseModel):
         rollout_api: how rollouts send and get exact tokens; see `token_calls`.
         session_header: the header with the conversation's id, by which a router in front of several engines finds the
             one that has the prefix in its cache; None: no header. With the backend `openai` only.
+        own_endpoints: the addresses that a conversation may name as its own endpoint, by its secrets. `*` stands for a
+            port, or for the first parts of a host.
         context_management: the parts of a long prompt that Claude's provider drops or summarizes; None disables it.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
         output_cost_per_token: USD, together with `input_cost_per_token`.
@@ -221,6 +224,7 @@ class LLMConfig(BaseModel):
     stream_replies: Literal["auto", "on", "off"] = "auto"
     rollout_api: Literal["chat", "chat_tokens", "completions"] = "chat"
     session_header: str | None = Field(default=None, max_length=100)
+    own_endpoints: tuple[str, ...] = ()
 
     context_management: ContextManagementSpec | None = None
 
@@ -265,6 +269,31 @@ class LLMConfig(BaseModel):
         if value is not None and (not _HEADER.fullmatch(value) or value.lower() in _HEADERS_IN_USE):
             raise ValueError("it is not the name of a header that may be added; write one such as X-Session-ID")
         return value
+
+    @field_validator("own_endpoints")
+    @classmethod
+    def _are_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if not _ENDPOINT.fullmatch(one):
+                raise ValueError("it lists addresses such as http://127.0.0.1:* or https://*.tunnel.example")
+        return value
+
+    def with_endpoint(self, url: str, key: str) -> Self:
+        """Return the settings of a conversation that has its own endpoint.
+
+        The key, the further headers and the cache of this entry belong to its own address, and stay out.
+
+        Raises:
+            LLMConfigError: the operator's table does not list the address.
+        """
+        if not any(_matches_endpoint(one, url) for one in self.own_endpoints):
+            raise LLMConfigError(
+                f"The endpoint of the conversation is not among the own_endpoints of the model {self.model!r}.",
+                remedy="The operator of the controller workers lists addresses there.",
+            )
+        further = {name: value for name, value in (self.completion_kwargs or {}).items() if name != "extra_headers"}
+        own = {"base_url": url, "api_key": SecretStr(key) if key else None, "completion_kwargs": further or None}
+        return self.model_copy(update={**own, "cache_dir": None, "router": None, "batch": None, "fallbacks": ()})
 
     @field_validator("tenants", mode="before")
     @classmethod
@@ -453,6 +482,20 @@ def has_provider_key(provider: str) -> bool:
 def has_custom_headers() -> bool:
     """Return whether the environment has further headers for Claude, which only Anthropic's SDK reads."""
     return bool(os.environ.get(CUSTOM_HEADERS))
+
+
+def _matches_endpoint(pattern: str, url: str) -> bool:
+    """Return whether an address has the scheme, the host and the port of a pattern."""
+    try:
+        wanted, found = pattern.partition("://"), urlsplit(url)
+        port = found.port or (443 if found.scheme == "https" else 80)
+    except ValueError:
+        return False
+    host, _, allowed = wanted[2].partition(":")
+    allowed = allowed or ("443" if wanted[0] == "https" else "80")
+    name = found.hostname or ""
+    is_host = name.endswith(host[1:]) if host.startswith("*.") else name == host
+    return found.scheme == wanted[0] and is_host and allowed in ("*", str(port)) and "@" not in found.netloc
 
 
 def _find_secrets(value: Any, *, is_secret: bool = False) -> Iterator[str]:

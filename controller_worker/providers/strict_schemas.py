@@ -196,7 +196,7 @@ def _resolve(schema: Any, root: Schema) -> Any:
 
 
 def _accepts_null(schema: Any, root: Schema) -> bool:
-    """Return whether null is a valid value, rather than a placeholder. True if unknown."""
+    """Return whether a schema accepts null; True if unknown. Otherwise a null in a call means an argument left out."""
     schema = _resolve(schema, root)
     if not isinstance(schema, Mapping):
         return True

@@ -87,7 +87,7 @@ class ChaosSpec:
         own_pairs: how many pairs of a controller and a tool worker are added; their links to the store may fail.
         allows_others: whether other conversations may be in progress; then no worker is added.
         shares_pids: see `find_workers`.
-        store_directory: of the embedded store.
+        store_directory: the directory of the embedded store.
         store_restarts: whether a supervisor restarts the store; otherwise it is never ended.
         environment: for own workers.
     """

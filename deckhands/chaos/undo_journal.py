@@ -30,7 +30,7 @@ class OpenFault:
         kind: `stop`, `memory` or `disk`.
         pid, started: of `stop`: the stopped process and its start, in ticks since the boot of the machine.
         value: for `memory`, the store's previous limit in bytes; for `disk`, the path of the file that fills it.
-        generation: of `memory`: the generation of the store.
+        generation: the store's generation, for `memory`.
     """
 
     kind: str

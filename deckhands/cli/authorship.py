@@ -43,13 +43,13 @@ def with_author(client: Client, action: str) -> Client:
     )
 
 
-async def record_operation(client: Client, action: str, target: str, tenant: str = "") -> None:
+async def record_operation(client: Client, action: str, target: str) -> None:
     """Record the author and the reason, if given, of an operation that is recorded in no log."""
     found = _find()
     if found is not None:
         from deckhands.server import Operations
 
-        await Operations(client.store).record(found[0], tenant, action, target, found[1])
+        await Operations(client.store).record(found[0], "", action, target, found[1])
 
 
 def find_given() -> tuple[str, str]:

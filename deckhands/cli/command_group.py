@@ -58,11 +58,26 @@ class CommandEntry:
 def find_commands() -> dict[str, CommandEntry]:
     """Return the commands by name, in the order of `--help`."""
     found: list[CommandEntry] = []
-    files = [file for package in PACKAGES for file in (Path(__file__).parent / package).glob("*.py")]
-    for file in sorted(files, key=lambda file: file.name):
-        found += parse_commands(f"deckhands.cli.{file.parent.name}.{file.stem}", file.read_text(encoding="utf-8"))
+    for file in sorted(_list_files(), key=lambda file: file.name):
+        found += _parse_file(file)
     found.sort(key=lambda verb: SECTIONS.index(verb.section) if verb.section in SECTIONS else len(SECTIONS))
     return {verb.name: verb for verb in found}
+
+
+@cache
+def find_command(name: str) -> CommandEntry | None:
+    """Return one command; None if there is none with this name. Parses only the files that contain the name."""
+    quoted = f'"{name}"'.encode(errors="replace")
+    entries = (entry for file in _list_files() if quoted in file.read_bytes() for entry in _parse_file(file))
+    return next((entry for entry in entries if entry.name == name), None)
+
+
+def _list_files() -> list[Path]:
+    return [file for package in PACKAGES for file in (Path(__file__).parent / package).glob("*.py")]
+
+
+def _parse_file(file: Path) -> list[CommandEntry]:
+    return parse_commands(f"deckhands.cli.{file.parent.name}.{file.stem}", file.read_text(encoding="utf-8"))
 
 
 def parse_commands(module: str, text: str) -> list[CommandEntry]:
@@ -107,7 +122,7 @@ class LazyCommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a command; None if there is no such command."""
-        verb = find_commands().get(cmd_name)
+        verb = find_command(cmd_name)
         return verb.command() if verb else None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
@@ -120,7 +135,7 @@ class LazyCommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or suggest the nearest one."""
-        if args[0] not in find_commands() and not args[0].startswith("-"):
+        if find_command(args[0]) is None and not args[0].startswith("-"):
             import difflib
 
             near = difflib.get_close_matches(args[0], find_commands(), n=1)

@@ -20,10 +20,12 @@ from typing import NoReturn
 import click
 
 from broker.runtime import DeckhandsError, UsageError
-from deckhands.cli.command_group import CommandEntry, LazyCommandGroup, find_commands
+from deckhands.cli.command_group import CommandEntry, LazyCommandGroup, find_command
 from deckhands.client import print_text
 
 INTERRUPTED = 130
+READING = "Read conversations"
+"""The section of the commands that start no process."""
 
 
 @click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -41,9 +43,9 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: the next file or socket would get its descriptor
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (for as long as we live)
-    if sys.argv[1:] and sys.argv[1] in find_commands():
+    if sys.argv[1:] and (verb := find_command(sys.argv[1])):
         gc.disable()  # imports leave no garbage, and collections take a tenth of the import time
-        _load(find_commands()[sys.argv[1]])
+        _load(verb)
         gc.freeze()
         gc.enable()
     sys.exit(call(sys.argv[1:]))
@@ -54,6 +56,10 @@ def _load(verb: CommandEntry) -> None:
 
     Meanwhile, Ctrl-C ends the process, because pydantic would report it as an error.
     """
+    if verb.section == READING:
+        from deckhands.settings import skip_pydantic_plugins
+
+        skip_pydantic_plugins()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -53,7 +53,7 @@ class Pin:
 
     Attributes:
         pin: a commit, or `sha256:` and the digest of an archive.
-        digest: of its files as installed.
+        digest: the digest of its files as installed.
     """
 
     source: str

@@ -259,7 +259,7 @@ _OPTIONS = (
         "--patch", is_flag=True, help="Let the agent change several files in one call with the tool apply_patch."
     ),
     sandbox_option,
-    click.option("--image", default="", help="The image of the container, for --sandbox docker."),
+    click.option("--image", default="", help="The image of the container, for --sandbox docker or kubernetes."),
     click.option(
         "--need",
         "needs",
@@ -380,8 +380,8 @@ def workspace_of(options: SpecOptions, place: WorkspaceInput, sandbox: str) -> W
     if options.network and options.allow:
         raise UsageError("--network already allows every host, so --allow has no effect.", remedy="Use one of them.")
     chosen = options.sandbox or sandbox
-    if options.image and chosen != "docker":
-        raise UsageError("--image is for containers.", remedy="Add --sandbox docker.")
+    if options.image and chosen not in ("docker", "kubernetes"):
+        raise UsageError("--image is for containers.", remedy="Add --sandbox docker or kubernetes.")
     pool = "bash"
     if options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS:
         pool = BROWSER_POOL

@@ -10,7 +10,8 @@ from .starting import start_conversation as start_conversation
 from .changing import Change as Change, check_note as check_note
 from .client import Client as Client
 from .connecting import RunIsOver as RunIsOver, cluster_client as cluster_client
-from .connecting import conversation_client as conversation_client, on_cluster as on_cluster
+from .connecting import conversation_client as conversation_client, conversation_reader as conversation_reader
+from .connecting import on_cluster as on_cluster
 from .connecting import on_conversation as on_conversation, read_events as read_events, read_pages as read_pages
 from .connecting import read_summary as read_summary, read_wait_reason as read_wait_reason, store_url as store_url
 from .remote.server_calls import ServerCalls as ServerCalls

@@ -85,25 +85,40 @@ async def conversation_client(settings: CliSettings, conversation_id: str) -> As
         UnknownConversation: there is no such conversation.
         StoreError: the cluster cannot be reached or used.
     """
+    from deckhands.client.client import Client
+
+    async with _open_store_of(Client, settings, conversation_id) as client:
+        yield client
+
+
+@asynccontextmanager
+async def conversation_reader(settings: CliSettings, conversation_id: str) -> AsyncIterator[Reader]:
+    """Connect to the conversation's store only to read, which imports less; raises as `conversation_client` does."""
+    from deckhands.client.reader import Reader
+
+    async with _open_store_of(Reader, settings, conversation_id) as reader:
+        yield reader
+
+
+@asynccontextmanager
+async def _open_store_of(kind: type[Source], settings: CliSettings, conversation_id: str) -> AsyncIterator[Source]:
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     if home.has_run(conversation_id):
-        from deckhands.client.client import Client
-
-        client = await _open_run(Client, home, conversation_id)
-        if client is None:
+        source = await _open_run(kind, home, conversation_id)
+        if source is None:
             raise RunIsOver(conversation_id)
-        async with client:
-            yield client
+        async with source:
+            yield source
         return
-    async with cluster_client(settings) as client:
+    async with kind(await open_cluster(settings=settings), settings.archive) as source:
         try:
-            await client.log.load_last_id(conversation_id)
+            await source.logs.load_last_id(conversation_id)
         except UnknownConversation:
-            if await client.is_archived(conversation_id):
+            if await source.is_archived(conversation_id):
                 raise IsArchived(conversation_id) from None
             raise
-        yield client
+        yield source
 
 
 class RunIsOver(UnknownConversation):
@@ -130,9 +145,9 @@ async def read_events(settings: CliSettings, conversation_id: str, *, is_lenient
 
 
 async def read_pages(
-    settings: CliSettings, conversation_id: str, *, is_lenient: bool = False
+    settings: CliSettings, conversation_id: str, *, is_lenient: bool = False, first_size: int | None = None
 ) -> AsyncGenerator[list[Event], None]:
-    """Yield the events of `read_events` in pages of a thousand; raises the same errors."""
+    """Yield the events of `read_events` in pages, see `LogReader.read_pages`; raises the same errors."""
     from broker.contract import codec, decode_any
     from deckhands.client.reader import Reader
     from deckhands.client.runs.records import RunFolder
@@ -143,7 +158,9 @@ async def read_pages(
     reader = await _open_run(Reader, home, conversation_id)
     if reader is not None:
         async with reader:
-            async for page in reader.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
+            async for page in reader.pages(
+                conversation_id, is_whole=True, is_lenient=is_lenient, first_size=first_size
+            ):
                 yield page
             return
     if folder.has_events:
@@ -151,7 +168,9 @@ async def read_pages(
         return
     try:
         async with Reader(await open_cluster(settings=settings), settings.archive) as reader:
-            async for page in reader.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
+            async for page in reader.pages(
+                conversation_id, is_whole=True, is_lenient=is_lenient, first_size=first_size
+            ):
                 yield page
     except NoCluster as error:
         if settings.archive:

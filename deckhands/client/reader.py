@@ -11,35 +11,24 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from broker.contract import Event, codec, decode_any
-from broker.log import (
-    ConversationProgress,
-    ConversationRow,
-    Conversations,
-    EndedStream,
-    EventLog,
-    LogViolation,
-    Selection,
-    record_gap,
-    tail_recording_gaps,
-)
+from broker.log import ConversationProgress, ConversationRow, Conversations, LogReader
 from broker.runtime import BrokerSettings, CorruptEntry, StoreRefused, UnknownConversation
 from broker.store import Store
-from broker.tools import refuse_while_importing
-from deckhands.client.archive.storage import CorruptArchive
 from deckhands.client.connecting import open_cluster
 from deckhands.client.reading.summary import Summary, Tally, find_quoted_texts, summarize
-from deckhands.client.trajectories import Trajectory, read_trajectory
-from deckhands.client.verification import Verification, verify_log
-from deckhands.client.watcher import Watcher, tail_until_settled
 
 if TYPE_CHECKING:
+    from broker.log import EventLog
     from deckhands.client.archive.archive import Archive, ArchivedConversation
     from deckhands.client.reasons.link import Why
+    from deckhands.client.trajectories import Trajectory
+    from deckhands.client.verification import Verification
+    from deckhands.client.watcher import Watcher
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +38,26 @@ class Reader:
 
     def __init__(self, store: Store, archive: str = "") -> None:
         self.store = store
-        self.log = EventLog(store)
         self.archive = _open_archive(archive, store) if archive else None
         self._conversations = Conversations(store)
+        self.logs = LogReader(store)
+
+    # A command that only shows a log needs neither of these, and their imports take a quarter of its time.
+    @cached_property
+    def log(self) -> EventLog:
+        """The logs of the store, to read and to write."""
+        from broker.log import EventLog
+
+        return EventLog(self.store)
+
+    @cached_property
+    def watcher(self) -> Watcher:
+        """The watcher of the store's conversations."""
+        from broker.log import EndedStream, record_gap
+        from deckhands.client.watcher import Watcher
+
         name_loss = partial(record_gap, self.log, noticed_by="a client that waited for the conversation")
-        self.watcher = Watcher(_StoreSource(self), name_loss, make_stream=partial(EndedStream, store))
+        return Watcher(_StoreSource(self), name_loss, make_stream=partial(EndedStream, self.store))
 
     @classmethod
     async def connect(
@@ -70,6 +74,8 @@ class Reader:
         Raises:
             NoCluster: no URL is given or set, and no cluster is running here.
         """
+        from broker.tools import refuse_while_importing
+
         refuse_while_importing()
         store = await open_cluster(url, shards=shards, patience_seconds=patience_seconds)
         return cls(store, BrokerSettings.from_env().archive)
@@ -82,7 +88,8 @@ class Reader:
 
     async def aclose(self) -> None:
         """Close the connection; pending waits raise StoreUnavailable."""
-        await self.watcher.aclose()
+        if "watcher" in self.__dict__:
+            await self.watcher.aclose()
         await self.store.aclose()
 
     async def is_archived(self, conversation_id: str) -> bool:
@@ -106,19 +113,25 @@ class Reader:
         return [event async for page in pages for event in page]
 
     async def pages(
-        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
+        self,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        is_whole: bool = False,
+        is_lenient: bool = False,
+        first_size: int | None = None,
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of `events` in pages of a thousand; raises the same errors."""
+        """Yield the events of `events` in pages, see `LogReader.read_pages`; raises the same errors."""
         decode = decode_any if is_lenient else codec.decode
         last_id = after
         try:
-            async for page in self.log.read_pages(conversation_id, after=after, decode=decode):
-                yield (
-                    [await self.log.blobs.restore_event(conversation_id, event) for event in page] if is_whole else page
-                )
+            pages = self.logs.read_pages(conversation_id, after=after, decode=decode, first_size=first_size)
+            async for page in pages:
+                restore = self.logs.blobs.restore_event
+                yield [await restore(conversation_id, event) for event in page] if is_whole else page
                 last_id = page[-1].id
             if after and last_id == after:
-                await self.log.load_last_id(conversation_id)
+                await self.logs.load_last_id(conversation_id)
         except (UnknownConversation, CorruptEntry):
             if self.archive is None:
                 raise
@@ -144,6 +157,9 @@ class Reader:
         Args:
             is_endless: continue after the conversation has settled; then only its archiving ends the events.
         """
+        from broker.log import tail_recording_gaps
+        from deckhands.client.watcher import tail_until_settled
+
         if not is_endless:
             before = await self.events(conversation_id, is_lenient=True) if after else []
             known = [event for event in before if event.id <= after]
@@ -199,6 +215,8 @@ class Reader:
             UnknownConversation: no such conversation.
             CorruptEntry: an entry or a record of tokens is damaged or missing.
         """
+        from deckhands.client.trajectories import read_trajectory
+
         events = await self.events(conversation_id, is_lenient=True)
         return await read_trajectory(self.log, self.archive, conversation_id, events)
 
@@ -210,6 +228,10 @@ class Reader:
         Raises:
             UnknownConversation: no such conversation.
         """
+        from broker.log import LogViolation
+        from deckhands.client.archive.storage import CorruptArchive
+        from deckhands.client.verification import Verification, verify_log
+
         try:
             row = await self.row(conversation_id)
         except UnknownConversation:
@@ -256,6 +278,7 @@ class Reader:
         """
         if self.archive is None:
             return
+        from broker.log import Selection
         from deckhands.client.archive.archive import describe_all
 
         selection = Selection(labels or {}, frozenset(states))
@@ -327,6 +350,8 @@ async def _load_whole(reader: Reader, conversation_id: str, event: Event) -> Eve
     with contextlib.suppress(CorruptEntry, StoreRefused):
         return await reader.log.blobs.restore_event(conversation_id, event)
     if reader.archive is not None:
+        from deckhands.client.archive.storage import CorruptArchive
+
         after = event.id - 1
         with contextlib.suppress(CorruptArchive):
             found = await reader.archive.events(conversation_id, after=after, is_whole=True, decode=decode_any)

@@ -57,6 +57,7 @@ class Steering(Reader):
             key: the idempotency key of the call, for calls without one of their own.
         """
         other = copy.copy(self)
+        other.watcher = self.watcher  # one, which `aclose` ends
         other._act, other._act_key = act, key  # noqa: SLF001  (its own)
         return other
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.runtime import DeckhandsError, StoreUnavailable, UsageError
-from broker.store import EmbeddedValkey
 
 
 class Home:
@@ -53,7 +52,7 @@ class Home:
 
     def evaluation_url(self, name: str) -> str:
         """Return the URL of an evaluation's private store, even if it is not running."""
-        return EmbeddedValkey(self.evaluation_folder(name) / "valkey").url
+        return _find_url(self.evaluation_folder(name))
 
     def has_run(self, conversation_id: str) -> bool:
         """Return whether a conversation has a run here.
@@ -129,7 +128,7 @@ class Home:
 
     def run_url(self, conversation_id: str) -> str:
         """Return the URL of a run's private store, even if it is not running."""
-        return EmbeddedValkey(self.run_folder(conversation_id) / "valkey").url
+        return _find_url(self.run_folder(conversation_id))
 
     @staticmethod
     def _make_unusable_error(folder: Path, error: OSError) -> UsageError:
@@ -227,3 +226,10 @@ def load_examples() -> list[Example]:
     if not found:
         raise DeckhandsError(f"There are no examples in {FOLDER}.", remedy="Install Deckhands again.")
     return found
+
+
+def _find_url(folder: Path) -> str:
+    """Return the URL of the private store in a folder."""
+    from broker.store import EmbeddedValkey  # imports all that starts a server
+
+    return EmbeddedValkey(folder / "valkey").url

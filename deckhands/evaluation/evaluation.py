@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -230,6 +230,7 @@ class Evaluation:
             title=instance.id,
             images=instance.images,
             rollout=plan.rollout,
+            secrets=plan.secrets,
         )
 
     async def _fork(self, one: AttemptInFlight, origin: ForkPoint, model: str | None, key: str) -> None:
@@ -268,6 +269,7 @@ class Evaluation:
         limits: Limits | None = None,
         images: Sequence[str] = (),
         rollout: bool = False,
+        secrets: Mapping[str, str] | None = None,
     ) -> str:
         # Files of an instance are not agent instructions, unless its plan or its set-up says so.
         agent = agent.model_copy(update={"enable_workspace_skills": agent.enable_workspace_skills})
@@ -284,6 +286,7 @@ class Evaluation:
                     labels={LABEL: self._plan.name},
                     tenancy=Tenancy(tenant=self._plan.tenant, experiment=self._plan.name, priority="batch"),
                     rollout=rollout,
+                    secrets=secrets,
                     idempotency_key=key,
                 )
             except AdmissionRefused as refused:

@@ -64,13 +64,13 @@ def render_html(
         transcripts: by the conversations of attempts.
     """
     models = compute_summary(rows)["models"]
-    parts = [_configuration(configuration or {}), _side_by_side(models, rows)]
-    parts += [_model(name, figures, rows) for name, figures in models.items()]
+    parts = [_render_configuration(configuration or {}), _render_side_by_side(models, rows)]
+    parts += [_render_model(name, figures, rows) for name, figures in models.items()]
     head = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
     )
-    return head + "".join(parts) + _attempts(rows, transcripts or {}) + "</html>\n"
+    return head + "".join(parts) + _render_attempts(rows, transcripts or {}) + "</html>\n"
 
 
 def explain(row: AttemptRow) -> str:
@@ -90,7 +90,7 @@ def explain(row: AttemptRow) -> str:
     ]
 
 
-def _configuration(configuration: Mapping[str, Any]) -> str:
+def _render_configuration(configuration: Mapping[str, Any]) -> str:
     texts = {
         name: ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         for name, value in configuration.items()
@@ -100,7 +100,7 @@ def _configuration(configuration: Mapping[str, Any]) -> str:
     return f"<details><summary>Configuration</summary><table>{lines}</table></details>" if lines else ""
 
 
-def _side_by_side(models: Mapping[str, Mapping[str, Any]], rows: Sequence[AttemptRow]) -> str:
+def _render_side_by_side(models: Mapping[str, Mapping[str, Any]], rows: Sequence[AttemptRow]) -> str:
     """Return the figures of all models, and their outcomes at each instance, in columns."""
     if len(models) < 2:
         return ""
@@ -131,7 +131,7 @@ def _format_if_known(mean: Mapping[str, Any] | None) -> str:
     return "" if mean is None else format_mean(mean)
 
 
-def _model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> str:
+def _render_model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> str:
     passes = ", ".join(
         f"{key} {value:.1%}" for key, value in figures.items() if key.startswith("pass@") and "_" not in key
     )
@@ -153,14 +153,14 @@ def _model(name: str, figures: dict[str, Any], rows: Sequence[AttemptRow]) -> st
         f"{figures['tokens']:,} tokens; {figures['infrastructure_failures_per_1000']:.1f} failures of the "
         f"infrastructure per 1,000 conversations.</p>"
         f'<div class="bar" role="img" aria-label="{escape(legend)}">{bar}</div>'
-        + _histogram("Seconds of an attempt", [row.seconds for row in own])
-        + _histogram("Cost of an attempt in USD", [row.cost_usd for row in own])
-        + _tags(figures["tags"])
-        + _failures(own)
+        + _render_histogram("Seconds of an attempt", [row.seconds for row in own])
+        + _render_histogram("Cost of an attempt in USD", [row.cost_usd for row in own])
+        + _render_tags(figures["tags"])
+        + _render_failures(own)
     )
 
 
-def _histogram(label: str, values: Sequence[float]) -> str:
+def _render_histogram(label: str, values: Sequence[float]) -> str:
     most = max(values, default=0.0)
     if most <= 0.0:
         return ""
@@ -180,7 +180,7 @@ def _histogram(label: str, values: Sequence[float]) -> str:
     )
 
 
-def _tags(tags: dict[str, dict[str, int]]) -> str:
+def _render_tags(tags: dict[str, dict[str, int]]) -> str:
     if not tags:
         return ""
     rows = "".join(
@@ -189,7 +189,7 @@ def _tags(tags: dict[str, dict[str, int]]) -> str:
     return f"<table><tr><th>Tag<th>Resolved{rows}</table>"
 
 
-def _failures(rows: Sequence[AttemptRow]) -> str:
+def _render_failures(rows: Sequence[AttemptRow]) -> str:
     """Return the outcomes of a model's unresolved attempts."""
     found = classify_failures(rows)
     lines = "".join(
@@ -206,7 +206,7 @@ def _render_verdict(row: AttemptRow) -> str:
     return f"<p>The critic gave {gave} and cost ${row.critic_cost_usd:.4f}: {escape(row.verdict)}</p>"
 
 
-def _attempts(rows: Sequence[AttemptRow], transcripts: Mapping[str, Transcript]) -> str:
+def _render_attempts(rows: Sequence[AttemptRow], transcripts: Mapping[str, Transcript]) -> str:
     outcomes: dict[str, str] = {outcome: f"o{number}" for number, outcome in enumerate(OUTCOMES)}
     models = {model: f"m{number}" for number, model in enumerate(dict.fromkeys(row.model for row in rows))}
     tags = {tag: f"t{number}" for number, tag in enumerate(dict.fromkeys(tag for row in rows for tag in row.tags))}
@@ -217,16 +217,18 @@ def _attempts(rows: Sequence[AttemptRow], transcripts: Mapping[str, Transcript])
         f'<td style="color:{COLOURS[row.outcome]}">{row.outcome} {escape(row.cause)}'
         f"<td>{'' if row.reward is None else f'{row.reward:.4g}'}<td>{escape(explain(row))}"
         f"<td>{row.iterations}<td>{row.seconds:.1f}<td>{row.cost_usd:.4f}"
-        f"<td>{_details(row, transcripts.get(row.conversation_id))}"
+        f"<td>{_render_details(row, transcripts.get(row.conversation_id))}"
         for number, row in enumerate(rows)
     )
-    filters = _filter("Outcome", shown) + _filter("Model", models) + _filter("Tag", tags, is_any=True)
+    filters = (
+        _render_filter("Outcome", shown) + _render_filter("Model", models) + _render_filter("Tag", tags, is_any=True)
+    )
     columns = ("Instance", "Model", "Attempt", "Outcome", "Reward", "Why", "Steps", "Seconds", "USD", "Details")
     head = "<tr>" + "".join(f"<th>{column}" for column in columns)
     return f'<h2>Attempts</h2>{filters}<table id="attempts">{head}{lines}</table>'
 
 
-def _filter(label: str, names: Mapping[str, str], *, is_any: bool = False) -> str:
+def _render_filter(label: str, names: Mapping[str, str], *, is_any: bool = False) -> str:
     """Return check boxes for the classes of table rows, and the style that hides rows.
 
     Args:
@@ -245,7 +247,7 @@ def _filter(label: str, names: Mapping[str, str], *, is_any: bool = False) -> st
     return f"<p>{label}: {boxes}</p><style>{rules}</style>"
 
 
-def _details(row: AttemptRow, transcript: Transcript | None) -> str:
+def _render_details(row: AttemptRow, transcript: Transcript | None) -> str:
     task = turns = ""
     if transcript is not None:
         task = f"<h4>Task</h4><pre>{escape(transcript.task)}</pre>"

@@ -42,7 +42,7 @@ class AttemptToScore:
     """An attempt, for a scorer.
 
     Attributes:
-        number: of the attempt, from 1.
+        number: the attempt's number, from 1.
         message: the agent's last message.
         outcome: `resolved` or `unresolved`, by the check or the answer; empty if neither decides.
         reward: the reward from the check; None if it gave none.

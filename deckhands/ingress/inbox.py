@@ -77,7 +77,7 @@ MAX_DELIVERIES = 3
 MAX_ENTRY_BYTES = 1 << 20
 MAINTENANCE_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 10.0
-"""Longer than an entry may wait for anything but the store, see `desk.OFFERS_LIMIT_SECONDS`."""
+"""Longer than an entry may wait for anything but the store, see `context.OFFERS_LIMIT_SECONDS`."""
 FIELDS = frozenset({b"v", b"request", b"reply_to"})
 SECRET = b"secret"
 """A field whose name contains this is not kept, in any case and encoding."""

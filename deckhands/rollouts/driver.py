@@ -17,7 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.contract import TERMINAL_STATES, AgentSpec, Limits, ModelReply
+from broker.contract import (
+    TERMINAL_STATES,
+    AgentDelegateAction,
+    AgentSpec,
+    Limits,
+    ModelReply,
+    RecordedTokens,
+)
 from broker.log import ConversationQuery, ConversationRow, Selection
 from broker.runtime import (
     CorruptEntry,
@@ -27,6 +34,7 @@ from broker.runtime import (
     UnknownConversation,
     UsageError,
     failpoint,
+    make_delegate_id,
 )
 from deckhands.client import MAX_TITLE, Client, for_each
 from deckhands.evaluation import (
@@ -48,11 +56,19 @@ from deckhands.evaluation import (
     read_dataset,
     select_instances,
 )
-from deckhands.rollouts.record import ABORTED, ENDED, OVER, PAUSED, RUNNING, RunRecord, RunState, list_runs
+from deckhands.rollouts.record import (
+    ABORTED,
+    CONSUMERS,
+    ENDED,
+    OVER,
+    PAUSED,
+    RUNNING,
+    RunRecord,
+    RunState,
+    list_runs,
+)
 from deckhands.rollouts.spec import CRITIC, RolloutSpec
 
-CONSUMERS = "trainer"
-"""The group of consumers whose acknowledgements bound how many groups start."""
 TICK_SECONDS = 0.2
 STANDBY_SECONDS = 1.0
 RENEW_SECONDS = 2.0
@@ -64,6 +80,8 @@ UNEXPECTED_SECONDS = 600.0
 ROWS, RESULTS = "prompts.jsonl", "results.jsonl"
 DESIRED = {RUNNING: "running", PAUSED: "paused", ABORTED: "cancelled"}
 """The desired state of the run's evaluation."""
+MAX_DELEGATES = 256
+"""Of one trajectory."""
 USABLE = frozenset({"resolved", "unresolved", "refused", "limit"})
 CUT, DELIVERED, STALE, TOO_SMALL = "cut", "delivered", "stale", "too_small"
 
@@ -415,19 +433,37 @@ class RolloutDriver:
         return found
 
     async def _read_replies(self, conversation_id: str) -> dict[str, Any]:
+        """Return the counts of a trajectory, and its delegates with tokens. They belong to the same episode."""
+        own = await self._read_tokens(conversation_id)
+        tokens, delegates, left = list(own[0]), list[str](), list(own[1])
+        while left and len(delegates) < MAX_DELEGATES:
+            delegate_id = left.pop(0)
+            found, further = await self._read_tokens(delegate_id)
+            left += further
+            if found:
+                tokens += found
+                delegates.append(delegate_id)
+        oldest = [one.min_version for one in tokens if one.min_version is not None]
+        newest = [one.max_version for one in tokens if one.max_version is not None]
+        return {
+            "sampled": sum(one.sampled for one in own[0]),
+            "min_version": min(oldest, default=None),
+            "max_version": max(newest, default=None),
+            "segments": sum(one.start == 0 for one in own[0]),
+            "delegates": delegates,
+        }
+
+    async def _read_tokens(self, conversation_id: str) -> tuple[list[RecordedTokens], list[str]]:
+        """Return the token counts of a conversation's replies, and the ids of its delegates."""
         try:
             events = await self.client.events(conversation_id, is_lenient=True)
         except (UnknownConversation, CorruptEntry):
             events = []
         tokens = [one.tokens for one in events if isinstance(one, ModelReply) and one.tokens is not None]
-        oldest = [one.min_version for one in tokens if one.min_version is not None]
-        newest = [one.max_version for one in tokens if one.max_version is not None]
-        return {
-            "sampled": sum(one.sampled for one in tokens),
-            "min_version": min(oldest, default=None),
-            "max_version": max(newest, default=None),
-            "segments": sum(one.start == 0 for one in tokens),
-        }
+        delegates = [
+            make_delegate_id(conversation_id, one.id) for one in events if isinstance(one, AgentDelegateAction)
+        ]
+        return tokens, delegates
 
     def _describe(self, row: AttemptRow) -> dict[str, Any]:
         instance = self._by_instance[row.instance].instance
@@ -564,7 +600,7 @@ def build_plan(name: str, spec: RolloutSpec, instances: Sequence[Instance]) -> E
         instances,
         [spec.model],
         attempts=spec.attempts,
-        agent=AgentSpec(name=spec.agent),
+        agent=AgentSpec(name=spec.agent, enable_delegation=spec.delegation),
         limits=Limits(max_iterations=spec.max_iterations, max_seconds=spec.trajectory_seconds),
         at_once=spec.at_once,
         retries=spec.retries,

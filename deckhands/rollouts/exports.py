@@ -25,8 +25,10 @@ COLUMNS: Mapping[str, str] = {
     "version": "int32",
     "attempt": "int32",
     "conversation_id": "string",
+    "delegate_of": "string",
     "reward": "float64",
     "rewards": "string",
+    "step_rewards": "list<float64>",
     "outcome": "string",
     "cause": "string",
     "is_partial": "bool",
@@ -78,23 +80,29 @@ async def iterate_rows(
         if group["id"] in dropped:
             continue
         for about in group["trajectories"]:
-            try:
-                trajectory = await client.trajectory(about["conversation_id"])
-            except (CorruptEntry, UnknownConversation):
-                on_unreadable(about["conversation_id"])
-                continue
-            for number, segment in enumerate(trajectory.segments):
-                yield {
-                    "run": run.name,
-                    "group": group["id"],
-                    **{name: group[name] for name in ("index", "instance", "round", "version")},
-                    **{name: about[name] for name in ("attempt", "conversation_id", "reward")},
-                    "rewards": json.dumps(about["rewards"], sort_keys=True),
-                    **{name: about[name] for name in ("outcome", "cause", "is_partial")},
-                    "segment": number,
-                    "reason": segment.reason,
-                    **{name: getattr(segment, name) for name in ("tokens", "mask", "logprobs", "versions")},
-                }
+            own = about["conversation_id"]
+            for conversation_id in (own, *about["delegates"]):
+                try:
+                    trajectory = await client.trajectory(conversation_id)
+                except (CorruptEntry, UnknownConversation):
+                    on_unreadable(conversation_id)
+                    continue
+                for number, segment in enumerate(trajectory.segments):
+                    yield {
+                        "run": run.name,
+                        "group": group["id"],
+                        **{name: group[name] for name in ("index", "instance", "round", "version")},
+                        "attempt": about["attempt"],
+                        "conversation_id": conversation_id,
+                        "delegate_of": "" if conversation_id == own else own,
+                        "reward": about["reward"],
+                        "rewards": json.dumps(about["rewards"], sort_keys=True),
+                        "step_rewards": about["step_rewards"] if conversation_id == own else [],
+                        **{name: about[name] for name in ("outcome", "cause", "is_partial")},
+                        "segment": number,
+                        "reason": segment.reason,
+                        **{name: getattr(segment, name) for name in ("tokens", "mask", "logprobs", "versions")},
+                    }
 
 
 class _JsonlWriter:

@@ -10,6 +10,7 @@ Kept for a month.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from deckhands.rollouts.spec import RolloutSpec
 KEPT_SECONDS = 30 * 86_400
 LEASE_MILLISECONDS = 10_000
 PAGE = 500
+CONSUMERS = "trainer"
+"""The group of consumers whose acknowledgements bound how many groups start."""
 MAX_VERSION = (1 << 31) - 1
 POLICY = "policy"
 SERVED_PREFIX = "h-"
@@ -67,6 +70,7 @@ class _Trajectory(BaseModel):
     is_partial: bool
     min_version: int | None
     max_version: int | None
+    delegates: list[str] = []
 
     @field_validator("conversation_id")
     @classmethod
@@ -74,6 +78,11 @@ class _Trajectory(BaseModel):
         if not is_conversation_id(name):
             raise ValueError("not the id of a conversation")
         return name
+
+    @field_validator("delegates")
+    @classmethod
+    def _are_ids(cls, names: list[str]) -> list[str]:
+        return [cls._is_id(name) for name in names]
 
 
 class _Group(BaseModel):
@@ -140,7 +149,8 @@ class RunRecord:
                 f"There is a rollout run {self.name} with another specification.",
                 remedy="Choose another name, or continue that one with its specification.",
             )
-        await self._store.call("HSETNX", self._hash, "created", self._now())
+        for name, value in (("tenant", spec.tenant), ("model", spec.model), ("created", self._now())):
+            await self._store.call("HSETNX", self._hash, name, value)  # for lists, without the prompts
         await self._touch()
         if is_new:
             await self.add_event("started")
@@ -178,6 +188,28 @@ class RunRecord:
             int(version) if 0 <= version <= MAX_VERSION else 0,
             bool(is_driven),
         )
+
+    async def describe(self) -> dict[str, Any]:
+        """Return the name, tenant, model and state, and the counts of groups. Its cost is independent of its groups.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        tenant, model = await self._store.call("HMGET", self._hash, "tenant", "model")
+        if tenant is None or model is None:
+            await self.load_spec()  # raises the error
+        about = {"name": self.name, "tenant": (tenant or b"").decode(), "model": (model or b"").decode()}
+        state = await self.load_state()
+        groups = await self._store.call("XLEN", self._groups_key)
+        last = await self._store.call("XREVRANGE", self._groups_key, "+", "-", "COUNT", 1) if groups else []
+        waiting = await self._count_waiting(CONSUMERS, int(last[0][0].partition(b"-")[0])) if last else 0
+        about |= {"state": state.state, "version": state.version, "is_driven": state.is_driven}
+        return {**about, "groups": int(groups), "waiting": waiting}
+
+    async def list_last_events(self, limit: int) -> list[dict[str, Any]]:
+        """Return the last events, in order."""
+        rows = await self._store.call("XREVRANGE", self._events_key, "+", "-", "COUNT", limit)
+        return [event for _, fields in reversed(rows) for event in _parse_event(fields)]
 
     async def set_state(self, state: str, **fields: Any) -> None:
         """Record a new state, and an event about it."""
@@ -286,14 +318,17 @@ class RunRecord:
 
     async def count_waiting(self, consumers: str) -> int:
         """Return how many groups are delivered and not acknowledged by a group of consumers."""
-        if not self._last_group:
+        return await self._count_waiting(consumers, self._last_group)
+
+    async def _count_waiting(self, consumers: str, last_group: int) -> int:
+        if not last_group:
             return 0
         for row in await self._store.call("XINFO", "GROUPS", self._groups_key):
             about = dict(zip(row[::2], row[1::2], strict=True))
             if about[b"name"] == consumers.encode():
                 read = int(about[b"last-delivered-id"].partition(b"-")[0])
-                return int(about[b"pending"]) + self._last_group - read
-        return self._last_group
+                return int(about[b"pending"]) + last_group - read
+        return last_group
 
     async def join(self, consumers: str) -> None:
         """Create a group of consumers that reads from the first group on. Idempotent."""
@@ -371,6 +406,37 @@ async def list_runs(store: Store) -> list[str]:
     """Return the names of the runs, the latest change first."""
     names = await store.call("ZREVRANGE", store.all_shards[0].rollouts, 0, -1)
     return [name for name in (one.decode(errors="replace") for one in names) if is_conversation_id(name)]
+
+
+async def describe_runs(
+    store: Store, *, tenant: str | None = None, limit: int, after: str = ""
+) -> list[dict[str, Any]]:
+    """Return descriptions of runs, the latest change first; see `RunRecord.describe`.
+
+    Args:
+        tenant: whose; None for all.
+        limit: how many.
+        after: start behind this run; nothing is behind one that does not exist.
+    """
+    keys, first, is_behind = store.all_shards[0], 0, not after
+    found: list[dict[str, Any]] = []
+    while len(found) < limit:
+        page = [
+            one.decode(errors="replace")
+            for one in await store.call("ZREVRANGE", keys.rollouts, first, first + PAGE - 1)
+        ]
+        if not page:
+            break
+        first += len(page)
+        if not is_behind:
+            is_behind, page = after in page, page[page.index(after) + 1 :] if after in page else []
+        names = [name for name in page if is_conversation_id(name)]
+        owners = await store.call_many([("HGET", keys.rollout(name), "tenant") for name in names]) if names else []
+        for name, owner in zip(names, owners, strict=True):
+            if owner is not None and tenant in (None, owner.decode(errors="replace")) and len(found) < limit:
+                with contextlib.suppress(UsageError):  # it has expired meanwhile
+                    found.append(await RunRecord(store, name).describe())
+    return found
 
 
 def parse_group(fields: list[bytes]) -> dict[str, Any] | None:

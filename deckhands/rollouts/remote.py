@@ -19,6 +19,7 @@ from deckhands.rollouts.spec import RolloutSpec
 WAIT_SECONDS = 30.0
 LONG_SECONDS = 600.0
 """The time limit for a group with all its tokens, and for a pause."""
+PAGE = 500
 DEFAULT_REASON = "asked for by a program"
 
 
@@ -51,6 +52,21 @@ class RemoteRolloutRun:
             raise
         run.name = answer.json()["name"]
         return run
+
+    @staticmethod
+    async def list_all(url: str, api_key: str) -> list[dict[str, Any]]:
+        """Return the runs that the key may see, the latest change first, as `describe` without events."""
+        calls = ServerCalls(url, api_key)
+        try:
+            rows: list[dict[str, Any]] = []
+            while True:
+                query = {"limit": PAGE} | ({"after": rows[-1]["name"]} if rows else {})
+                page = (await calls.ask("GET", "/rollouts", query=query)).json()
+                rows += page
+                if len(page) < PAGE:
+                    return rows
+        finally:
+            await calls.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -19,9 +19,18 @@ from broker.runtime import CorruptEntry, UnknownConversation, UsageError, new_co
 from deckhands.client import Client, Trajectory, require_models
 from deckhands.cluster import Home
 from deckhands.evaluation import start_in_background
-from deckhands.rollouts.driver import CONSUMERS, drive_on, read_prompts, steer_all
+from deckhands.rollouts.driver import drive_on, read_prompts, steer_all
 from deckhands.rollouts.engines import pause_engines, resume_engines
-from deckhands.rollouts.record import ABORTED, ENDED, PAUSED, RUNNING, SERVED_PREFIX, RunRecord, RunState
+from deckhands.rollouts.record import (
+    ABORTED,
+    CONSUMERS,
+    ENDED,
+    PAUSED,
+    RUNNING,
+    SERVED_PREFIX,
+    RunRecord,
+    RunState,
+)
 from deckhands.rollouts.spec import RolloutSpec
 from deckhands.settings import CliSettings
 
@@ -43,6 +52,8 @@ class Rollout:
         rewards: the parts of the reward by name.
         step_rewards: one for each reply, if the scorer gave them.
         is_partial: it reached a limit.
+        min_version, max_version: the oldest and the newest policy that sampled a token, also of its delegates.
+        delegates: the trajectories of its delegates, and of theirs: together they are one episode with one reward.
     """
 
     trajectory: Trajectory
@@ -54,6 +65,7 @@ class Rollout:
     is_partial: bool = False
     min_version: int | None = None
     max_version: int | None = None
+    delegates: Sequence[Trajectory] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +100,11 @@ class Group:
             **{name: getattr(self, name) for name in GROUP_FIELDS},
             "number": self.number,
             "rollouts": [
-                {**one.trajectory.as_json(), **{name: getattr(one, name) for name in ROLLOUT_FIELDS}}
+                {
+                    **one.trajectory.as_json(),
+                    **{name: getattr(one, name) for name in ROLLOUT_FIELDS},
+                    "delegates": [delegate.as_json() for delegate in one.delegates],
+                }
                 for one in self.rollouts
             ],
         }
@@ -97,7 +113,11 @@ class Group:
     def from_json(cls, about: Mapping[str, Any], acknowledge: Callable[[int], Awaitable[None]]) -> Self:
         """Read a group from plain JSON."""
         rollouts = [
-            Rollout(Trajectory.from_json(one), **{name: one[name] for name in ROLLOUT_FIELDS})
+            Rollout(
+                Trajectory.from_json(one),
+                **{name: one[name] for name in ROLLOUT_FIELDS},
+                delegates=[Trajectory.from_json(delegate) for delegate in one["delegates"]],
+            )
             for one in about["rollouts"]
         ]
         fields = {name: about[name] for name in GROUP_FIELDS}
@@ -172,18 +192,20 @@ class RolloutRun:
 
     async def describe(self) -> dict[str, Any]:
         """Return its name, tenant, model and state, and the counts of its groups, for lists."""
-        spec, state = await self._record.load_spec(), await self._record.load_state()
-        waiting = await self.count_waiting()
-        about = {"name": self.name, "tenant": spec.tenant, "model": spec.model, "state": state.state}
-        counts = {"groups": len(self._record.delivered), "waiting": waiting}
-        return {**about, "version": state.version, "is_driven": state.is_driven, **counts}
+        return await self._record.describe()
 
     async def load_state(self) -> RunState:
         """Return its state and the version of its policy."""
         return await self._record.load_state()
 
-    async def list_events(self) -> list[dict[str, Any]]:
-        """Return its events, in order: `weights_changed`, `paused`, `dropped` and others."""
+    async def list_events(self, *, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return its events, in order: `weights_changed`, `paused`, `dropped` and others.
+
+        Args:
+            limit: return the last ones only.
+        """
+        if limit is not None:
+            return await self._record.list_last_events(limit)
         await self._record.refresh()
         return list(self._record.events)
 
@@ -336,12 +358,23 @@ class RolloutRun:
         await self._record.add_event("dropped", group=about["id"], reason=reason, by="reader")
         await self._record.acknowledge(CONSUMERS, number)
 
-    async def _load(self, number: int, about: Mapping[str, Any]) -> Group:
-        trajectories = [await self._client.trajectory(one["conversation_id"]) for one in about["trajectories"]]
-        rollouts = [
-            Rollout(found, **{name: one[name] for name in ROLLOUT_FIELDS})
-            for found, one in zip(trajectories, about["trajectories"], strict=True)
+    async def load_rollouts(self, about: Mapping[str, Any]) -> list[Rollout]:
+        """Return the trajectories of an entry of `list_groups`, with their tokens.
+
+        Raises:
+            CorruptEntry, UnknownConversation: they can no longer be read.
+        """
+        return [
+            Rollout(
+                await self._client.trajectory(one["conversation_id"]),
+                **{name: one[name] for name in ROLLOUT_FIELDS},
+                delegates=[await self._client.trajectory(delegate) for delegate in one["delegates"]],
+            )
+            for one in about["trajectories"]
         ]
+
+    async def _load(self, number: int, about: Mapping[str, Any]) -> Group:
+        rollouts = await self.load_rollouts(about)
         fields = {name: about[name] for name in GROUP_FIELDS}
         return Group(**fields, rollouts=rollouts, number=number, _acknowledge=self.acknowledge)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -22,6 +24,7 @@ from deckhands.evaluation import (
 )
 
 MAX_GROUP = 256
+MAX_ROWS_BYTES = 256 << 20
 MAX_ROWS = 100_000
 MAX_SERVED_TRAJECTORIES = 1_000_000
 """Of a run over HTTP. Its driver keeps all of them in memory, beside the runs of others."""
@@ -40,6 +43,8 @@ class RolloutSpec(BaseModel):
         extra: further trajectories of each group; the first `group_size` to end make up the group, the others are
             cancelled.
         epochs: how often each prompt is used.
+        delegation: whether the agent gets a tool that delegates tasks to other agents. Their trajectories are a part of
+            the episode.
         max_staleness: how many versions the policy may be ahead of the oldest token of a group when the trainer gets
             it; None for any number.
         trajectory_seconds: the working time after which a trajectory is ended; None for no limit.
@@ -72,6 +77,7 @@ class RolloutSpec(BaseModel):
     extra: int = Field(default=0, ge=0, le=MAX_GROUP)
     epochs: int = Field(default=1, ge=1, le=10_000)
     agent: str = Field(default="CodeActAgent", min_length=1, max_length=100)
+    delegation: bool = False
     max_iterations: int = Field(default=100, ge=1)
     max_staleness: int | None = Field(default=None, ge=0)
     trajectory_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -193,3 +199,30 @@ class RolloutSpec(BaseModel):
             )
         if unknown := sorted(self.weights.keys() - names):
             raise UsageError(f"There is no part {unknown[0]!r} of the reward.", remedy=f"It has {', '.join(names)}.")
+
+
+def read_rows(spec: RolloutSpec) -> RolloutSpec:
+    """Return a specification whose prompts are rows instead of the name of a file of our own format.
+
+    Raises:
+        UsageError: it names another dataset, or the file cannot be read.
+    """
+    if not isinstance(spec.prompts, str):
+        return spec
+    path = Path(spec.prompts)
+    if path.suffix != ".jsonl":
+        raise UsageError(
+            f"prompts: a server takes rows, and {spec.prompts[:200]!r} is no file of them.",
+            remedy="Name a .jsonl file of our own format, see docs/evaluation.md.",
+        )
+    try:
+        if path.stat().st_size > MAX_ROWS_BYTES:
+            raise UsageError(f"prompts: {path} has more than {MAX_ROWS_BYTES >> 20} MiB.", remedy="Split it.")
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise UsageError(f"prompts: {path} cannot be read: {error.strerror}.", remedy="Name another file.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"prompts: {path} is not JSON lines: {error}.", remedy="Write an object in each line."
+        ) from None
+    return RolloutSpec.parse({**spec.model_dump(exclude_unset=True), "prompts": rows})

@@ -53,6 +53,7 @@ FIRST_BYTE = 3
 FIRST_WORD = FIRST_BYTE + 256
 SPECIAL = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}
 TURN = "turn"
+PART = "Find a part of the answer."
 SESSION_HEADER = "X-Session-ID"
 DEFAULT_TOKENS = 16
 """The most tokens of a reply of `/completions` without `max_tokens`, as in vLLM."""
@@ -137,6 +138,7 @@ class StubEngine:
         turns: the steps of a trajectory before it finishes.
         seconds_per_token: the time to sample a token.
         tool: the tool that a step calls: `execute_bash`, or `think`, which needs no tool worker.
+        delegates: whether chats with the tool `delegate` start by giving a part of their task away.
         max_model_len: the value reported by `/tokenize`; None to report none.
         refuses: whether it answers `/completions` with the status 401.
         stalls_after: later replies than this number are never sent; None to send all.
@@ -148,6 +150,7 @@ class StubEngine:
     seconds_per_token: float = 0.0
     model: str = "stub"
     tool: str = "execute_bash"
+    delegates: bool = False
     keeps_truth: bool = True
     max_model_len: int | None = 1 << 20
     refuses: bool = False
@@ -237,6 +240,10 @@ class StubEngine:
         step = sum(message["role"] == "assistant" for message in messages)
         key = draw_word()
         text, calls = self.write_reply(step, as_text=not tools, key=key)
+        names = [one.get("function", {}).get("name") for one in tools]
+        if self.delegates and step == 0 and "delegate" in names and PART not in json.dumps(messages):
+            arguments = {"agent": "CodeActAgent", "task": PART}
+            calls[0]["function"] = {"name": "delegate", "arguments": json.dumps(arguments)}
         whole = to_text({"content": text, "tool_calls": calls})
         sampled, versions, is_cut = await self.generate(
             prompt, [*self.tokenizer.sample(whole), IM_END], session=request.headers.get(SESSION_HEADER, "")
@@ -287,7 +294,8 @@ class StubEngine:
         kind: str,
     ) -> dict[str, Any]:
         sampled, versions = generated
-        shown: dict[str, Any] = {"id": f"{kind}-{len(self.truth)}", "object": kind, "model": body.get("model", "stub")}
+        shown: dict[str, Any] = {"id": f"{kind}-{len(self.truth)}", "object": kind, "created": 0}
+        shown["model"] = body.get("model", "stub")
         if body.get("return_token_ids"):
             choice |= {"token_ids": list(sampled), "output_versions": list(versions)}
             shown["prompt_token_ids"] = list(prompt)

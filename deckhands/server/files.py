@@ -178,7 +178,7 @@ async def patch(gateway: GatewayOf, _principal: Reader, conversation_id: Readabl
     summary="Upload the files of a new workspace",
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": BYTES}}},
 )
-async def lay_by(
+async def store_upload(
     gateway: GatewayOf,
     principal: Writer,
     request: Request,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -31,7 +31,7 @@ from deckhands.server.models import ID
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem
 from deckhands.server.streams import reserve_stream
-from deckhands.server.trajectories import ShownSegment
+from deckhands.server.trajectories import ShownSegment, ShownTrajectory
 
 if TYPE_CHECKING:
     from deckhands.rollouts import Group, RolloutRun
@@ -41,6 +41,7 @@ POLL_SECONDS = 0.3
 LONGEST_SECONDS = 300.0
 SHOWN_EVENTS = 100
 NAME_CHARS = 40
+MAX_RUNS = 1_000
 MAX_DELIVERY = 2**53 - 1
 MAX_VERSION = 2**31 - 1
 """That of `deckhands.rollouts`, which is loaded with the first request."""
@@ -62,6 +63,7 @@ class NewRun(JsonBody):
     extra: int | None = None
     epochs: int | None = None
     agent: str | None = None
+    delegation: bool | None = None
     max_iterations: int | None = None
     max_staleness: int | None = None
     trajectory_seconds: float | None = None
@@ -134,6 +136,7 @@ class ShownRollout(BaseModel):
     is_partial: bool
     min_version: int | None = Field(examples=[3])
     max_version: int | None = Field(examples=[3])
+    delegates: list[ShownTrajectory] = Field(description="the trajectories of its delegates", examples=[[]])
 
 
 class ShownGroup(BaseModel):
@@ -210,18 +213,20 @@ else:
 
 
 @routes.get("", summary="List rollout runs")
-async def listing(gateway: GatewayOf, principal: Reader) -> list[ShownRun]:
+async def listing(
+    gateway: GatewayOf,
+    principal: Reader,
+    limit: Annotated[int, Query(ge=1, le=MAX_RUNS, description="the most runs to return")] = 100,
+    after: Annotated[str | None, Query(max_length=64, description="the last run of the page before")] = None,
+) -> list[ShownRun]:
     """List the runs of the key's tenant, the latest change first. Kept for a month."""
-    from deckhands.rollouts import list_runs
+    from deckhands.rollouts import describe_runs
 
-    found = []
-    for name in await list_runs(gateway.store):
-        try:
-            run = await _find(gateway, principal, name)
-        except Problem:
-            continue
-        found.append(ShownRun.model_validate(await run.describe()))
-    return found
+    if after:
+        await _find(gateway, principal, after)
+    tenant = None if principal.is_for_all_tenants else principal.tenant
+    rows = await describe_runs(gateway.store, tenant=tenant, limit=limit, after=after or "")
+    return [ShownRun.model_validate(row) for row in rows]
 
 
 @routes.post("", status_code=201, response_model=ShownRun, summary="Start a rollout run")
@@ -250,7 +255,7 @@ async def start(
 @routes.get("/{run}", summary="Show a rollout run")
 async def show(run: ReadableRun) -> RunDetails:
     """Show the state of a run, and its last events."""
-    events = (await run.list_events())[-SHOWN_EVENTS:]
+    events = await run.list_events(limit=SHOWN_EVENTS)
     return RunDetails.model_validate({**await run.describe(), "events": events})
 
 

@@ -338,13 +338,6 @@ async def test_prompt_grown_in_the_queue_waits_for_its_tokens(memory_store: Stor
     assert not await callers.may_call("next", tokens=(100, 0))
 
 
-async def test_a_prompt_that_has_grown_takes_all_its_tokens(memory_store: Store) -> None:
-    callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
-    assert await callers.may_call("aaa", tokens=(100, 0))
-    assert await callers.may_call("aaa", tokens=(900, 0))
-    assert not await callers.may_call("bbb", tokens=(500, 0))  # of the 1,000 that the bucket holds
-
-
 async def test_prompt_grown_after_its_call_keeps_its_place_and_waits(memory_store: Store, clock: ManualClock) -> None:
     callers = await Callers.limited(memory_store, input_tokens_per_minute=60_000)
     assert await callers.may_call("first", tokens=(1_000, 0))

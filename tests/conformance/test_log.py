@@ -61,6 +61,14 @@ async def test_a_log_longer_than_a_batch(store: Store) -> None:
     assert await log.fork(CID, ConversationCreated(conversation_id="forked"), at=2_501) == Appended(1, 2_501)
 
 
+async def test_a_small_first_page_comes_before_the_rest(store: Store) -> None:
+    log = await begin(store)
+    await log.append(CID, [message("x")] * 1_100)
+    pages = [[event.id for event in page] async for page in log.read_pages(CID, first_size=3)]
+    assert pages == [[1, 2, 3], list(range(4, 1_004)), list(range(1_004, 1_102))]
+    assert [len(page) async for page in log.read_pages(CID, first_size=3, until=3)] == [3]
+
+
 async def test_an_unknown_conversation_has_no_log(store: Store) -> None:
     log = EventLog(store)
     for look in (log.read, log.load_last_id, lambda cid: anext(log.tail(cid))):

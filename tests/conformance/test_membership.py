@@ -230,7 +230,7 @@ async def test_progress_forgives_deaths_after_a_wait(store: Store, is_released: 
     else:
         await log.append_as_owner(ownership, [message()], expected_last_id=1)
         assert await Owners(store).release(ownership, seen_id=2) is None
-    assert await store.call("HMGET", store.known_keys(CID).meta, "crashes", "late", "mark") == [None] * 3
+    assert await store.call("HMGET", store.known_keys(CID).grants, "crashes", "late", "mark") == [None] * 3
 
 
 async def test_a_conversation_that_gets_on_is_forgiven(store: Store) -> None:
@@ -257,7 +257,7 @@ async def test_an_orderly_release_takes_the_crashes_away(store: Store) -> None:
 
 async def test_a_dead_letter_gets_another_chance(store: Store) -> None:
     await begin(store)
-    await store.connection.call("HSET", store.known_keys(CID).meta, "crashes", 3)
+    await store.connection.call("HSET", store.known_keys(CID).grants, "crashes", 3)
     await store.connection.call("ZADD", store.all_shards[0].dead, 1, CID)
     before = await count_notified(store)
     for _ in range(2):

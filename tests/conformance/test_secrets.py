@@ -22,7 +22,7 @@ from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
 from broker.secrets.references import SecretReference, SecretUnavailable
-from broker.secrets.secrets import Secrets, SecretsLocked, load_key_file, load_secret_key
+from broker.secrets.secrets import ENDPOINT_KEY, ENDPOINT_URL, Secrets, SecretsLocked, load_key_file, load_secret_key
 from broker.store.connection import Argument
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
@@ -48,6 +48,38 @@ async def test_a_command_gets_what_it_names(secrets: Secrets) -> None:
     assert await secrets.find_named(CID, "echo ${TOKEN}:${OTHER}") == both
     assert await secrets.find_named(CID, "echo $MY_TOKEN TOKENS") == {}
     assert await secrets.find_named("another", "echo $TOKEN") == {}
+
+
+async def test_no_command_gets_the_endpoint_of_a_conversation(secrets: Secrets) -> None:
+    await secrets.put(CID, ENDPOINT_URL, "http://engine:8000/v1")
+    await secrets.put(CID, ENDPOINT_KEY, TOKEN)
+    assert await secrets.find_named(CID, f"echo ${ENDPOINT_URL} ${ENDPOINT_KEY}") == {}
+    assert (await secrets.load_masker(CID)).mask_text(TOKEN) == MASK
+
+
+async def test_delegates_have_the_endpoint_of_their_parent(secrets: Secrets) -> None:
+    assert await secrets.find_endpoint(CID) is None
+    await secrets.put(CID, ENDPOINT_URL, "http://engine:8000/v1")
+    await secrets.lend(CID, "delegate-1")
+    assert await secrets.find_endpoint("delegate-1") == ("http://engine:8000/v1", "")
+    await secrets.put(CID, ENDPOINT_KEY, TOKEN)
+    found = await secrets.find_endpoint("delegate-1")
+    assert found == ("http://engine:8000/v1", TOKEN)
+    assert TOKEN not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (ENDPOINT_URL, "engine:8000/v1"),
+        (ENDPOINT_URL, "file:///etc/passwd"),
+        (ENDPOINT_KEY, "a key of two lines\r\nX: y"),
+        (ENDPOINT_KEY, SecretReference(source="vault")),
+    ],
+)
+async def test_bad_parts_of_an_endpoint_are_refused(secrets: Secrets, name: str, value: str | SecretReference) -> None:
+    with pytest.raises(UsageError, match=name):
+        await secrets.put(CID, name, value)
 
 
 async def test_replaced_or_removed_secret_is_withheld_but_masked(secrets: Secrets) -> None:

@@ -16,9 +16,9 @@ from broker.coordination.ownership import ClaimedConversation, Owners, StartStat
 from broker.limits.tenants import TenantStatus, TenantTable, load_tenants, parse_memory_bound, publish_tenants
 from broker.log.append_call import Appended, Duplicate, PoolRefused, check_admission
 from broker.log.conversations import Conversations
-from broker.log.deletion import EXPIRED_CODE, expire
+from broker.log.deletion import expire
 from broker.log.event_log import EventLog
-from broker.log.status import fold_status
+from broker.log.status import EXPIRED_CODE, fold_status
 from broker.runtime.errors import AdmissionRefused, ConversationBusy, OwnershipLost
 from broker.store.function_library import build_source
 from broker.store.store import Store, open_store

@@ -10,7 +10,7 @@ import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.agent_state import AgentState
-from broker.contract.events import EventSource
+from broker.contract.events import EventSource, OperatorActed
 from broker.contract.observations import EventsLostObservation
 from broker.log.conversations import ConversationProgress
 from broker.log.ended_stream import EndedStream
@@ -304,3 +304,8 @@ async def test_a_client_that_is_closed_answers_its_waits(client: Client) -> None
     await client.watcher.aclose()
     with pytest.raises(StoreUnavailable, match="closed"):
         await finish(waiting)
+
+
+async def test_a_copy_for_an_operator_shares_the_watcher(client: Client) -> None:
+    copy = client.as_operator(OperatorActed(author="anonymous", action="pause"))
+    assert copy.watcher is client.watcher  # closing the client ends its task

@@ -14,11 +14,10 @@ import pytest
 from broker.contract.actions import RiskyAction
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.policies import ConfirmationPolicy
-from broker.runtime.errors import UsageError
 from deckhands.client.reading.summary import ExitCode
 from deckhands.client.runs.headless import RunCallbacks, Task, run_on_cluster
 from deckhands.client.tasks.spec import TaskSpec
-from tests.faults.harness import FaultCluster, steps
+from tests.faults.harness import FaultCluster
 from tests.integration.command_line import COMMAND, deckhands, environment
 from tests.polling import until
 from tests.turns import call, finish, script
@@ -63,12 +62,6 @@ async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None
     shown = await asyncio.to_thread(deckhands, "show", ending.summary.conversation_id, env=env)
     question = f"The agent asks to run action {asked_id} (risk LOW):\n  $ echo hi > out\n"
     assert question in shown.out, shown
-
-
-async def test_answer_without_question_is_refused_with_current_state(cluster: FaultCluster) -> None:
-    (cid,) = await cluster.submit(steps(1))
-    with pytest.raises(UsageError, match="asks nothing: it is loading"):
-        await cluster.client.confirm(cid)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 
 import psutil
 import pytest
 
-from broker.coordination.membership import list_members
 from deckhands import Client
 from deckhands.client.reading.output import UNCONFINED
 from deckhands.client.reading.summary import summarize
@@ -17,17 +15,6 @@ from deckhands.client.runs.records import parse_exported_event
 from tests.integration.command_line import cluster, deckhands, environment, finished, read_until, run_command, started
 from tests.polling import until
 from tests.turns import finish, script
-
-SUMMARY_KEYS = (
-    "conversation_id",
-    "state",
-    "iterations",
-    "cost_usd",
-    "prompt_tokens",
-    "completion_tokens",
-    "duration_seconds",
-    "last_event_id",
-)
 
 
 @pytest.fixture(scope="module")
@@ -58,38 +45,6 @@ def workspace(tmp_path):
 
 def run(env, workspace, model, *arguments):
     return deckhands("run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", *arguments, env=env)
-
-
-def test_a_run_that_finishes(on_cluster, workspace, tmp_path):
-    usage = {"prompt_tokens": 100, "completion_tokens": 10}
-    model = script(tmp_path / "m.json", run_command("echo hello > a", usage=usage, cost_usd=0.25), finish("Done."))
-    done = run(on_cluster, workspace, model, "--json")
-    assert done.code == 0, done
-    assert (workspace / "a").read_text() == "hello\n"
-    *events, summary = done.json
-    assert [event["id"] for event in events] == list(range(1, len(events) + 1))
-    assert {key: summary[key] for key in SUMMARY_KEYS} | {"duration_seconds": 0} == {
-        "conversation_id": events[0]["conversation_id"],
-        "state": "finished",
-        "iterations": 2,
-        "cost_usd": 0.25,
-        "prompt_tokens": 100,
-        "completion_tokens": 10,
-        "duration_seconds": 0,
-        "last_event_id": len(events),
-    }
-    assert (summary["summary"], summary["message"]) == (True, "Done.")
-
-
-def test_a_run_in_a_readable_form(on_cluster, workspace, tmp_path):
-    model = script(tmp_path / "m.json", run_command("printf 'a\\033[31mb'; exit 3"), finish("Done."))
-    done = run(on_cluster, workspace, model)
-    assert done.code == 0, done
-    lines = done.out.splitlines()
-    assert lines[:2] == ["You: Do it.", "$ printf 'a\\033[31mb'; exit 3"]
-    assert "Done." in lines
-    assert "State:        finished" in lines
-    assert "\x1b" not in done.out
 
 
 @pytest.mark.parametrize(
@@ -172,26 +127,9 @@ def test_pause_message_resume_cancel(env, tmp_path):
     assert (refused.code, "is stopped; it cannot be paused" in refused.err) == (2, True)
 
 
-def test_one_worker_in_the_foreground(home, tmp_path):
-    """`deckhands tools` becomes the worker: it serves its pool, and SIGTERM ends it in order."""
-    url = (home / "cluster" / "url").read_text().strip()
-    env = environment(tmp_path / "home", DECKHANDS_URL=url, DECKHANDS_NODE="other")
-    with started("tools", "--pool", "gpu", "--concurrency", "3", "--sandbox", "none", env=env) as worker:
-        asyncio.run(until(lambda: reported(url, "other"), what="worker"))
-        worker.send_signal(signal.SIGTERM)
-        assert finished(worker).code == 0
-
-
 def is_running(*command: str) -> bool:
     """Return whether a process was started with exactly this command."""
     return any(process.info["cmdline"] == list(command) for process in psutil.process_iter(["cmdline"]))
-
-
-async def reported(url: str, node: str) -> bool:
-    """Return whether a worker of the node has reported to the store, with its pool."""
-    async with await Client.connect(url) as client:
-        found = [member.about for member in await list_members(client.store) if member.about.get("node") == node]
-    return [about["pools"] for about in found] == ["gpu"]
 
 
 async def test_question_without_an_answer_is_rejected_at_its_deadline(tmp_path, workspace, on_cluster):

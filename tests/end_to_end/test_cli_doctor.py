@@ -49,12 +49,6 @@ def test_missing_requirements_of_a_pool_are_reported(tmp_path: Path) -> None:
     assert "which is not a program. Install it (on Debian: apt-get install chromium)" in last
 
 
-def test_a_store_that_does_not_answer(tmp_path: Path) -> None:
-    done = deckhands("doctor", env=environment(tmp_path, DECKHANDS_URL=f"unix://{tmp_path}/nobody"))
-    assert done.code == 1
-    assert done.out.splitlines()[-1].startswith("missing store ")
-
-
 async def test_unreadable_entries_are_shown(tmp_path: Path, valkey_store: Store, valkey_server: RealServer) -> None:
     env = environment(tmp_path, DECKHANDS_URL=valkey_server.url)
     assert (await examine_store(valkey_server.url))[1:] == [Finding("dead letters", True, False, "none")]

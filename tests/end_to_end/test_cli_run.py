@@ -233,19 +233,6 @@ def test_cluster_and_submitter_name_misspelt_worker_settings(tmp_path: Path) -> 
     assert (submitted.code, submitted.err) == (0, NOTICE + "\n")
 
 
-@pytest.mark.parametrize(("is_one_file", "count"), [(True, 1), (False, 2)])
-def test_a_streamed_reply_is_printed_once_for_each_reader(tmp_path: Path, is_one_file: bool, count: int) -> None:
-    env = environment(tmp_path / "home", DECKHANDS_SANDBOX="none")
-    said = "I look around first."
-    model = script(tmp_path / "m.json", run_command("true", text=said), finish("Done."), latency_seconds=0.5)
-    (tmp_path / "work").mkdir()
-    command = [*COMMAND, "run", "-t", "x", "-w", str(tmp_path / "work"), "--model", model, "--stream"]
-    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-        subprocess.run(command, env=env, stdout=out, stderr=out if is_one_file else err, check=True)
-    printed = (tmp_path / "out").read_text() + (tmp_path / "err").read_text()
-    assert printed.count(said) == count, printed
-
-
 def test_numbers_have_their_nouns() -> None:
     assert [format_count(number, "file") for number in (0, 1, 2, 1_000)] == [
         "0 files",

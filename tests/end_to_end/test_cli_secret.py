@@ -92,21 +92,6 @@ def test_a_value_on_the_command_line(env: dict[str, str]) -> None:
         assert wrong.partition("=")[2] not in refused.err or wrong == "X="
 
 
-def test_a_run_with_a_secret(tmp_path: Path) -> None:
-    env = environment(tmp_path / "home", API_TOKEN=TOKEN)
-    (tmp_path / "w").mkdir()
-    model = script(tmp_path / "m.json", run_command('echo "it is $API_TOKEN"; printf %s "$API_TOKEN" | wc -c'))
-    done = deckhands(
-        *("run", "-t", f"Use {TOKEN}", "-w", tmp_path / "w", "--sandbox", "none", "--model", model, "--json"),
-        *("--secret", "API_TOKEN"),
-        env=env,
-    )
-    assert done.code == 0, done
-    assert TOKEN not in done.out + done.err
-    (output,) = (event for event in done.json if event.get("kind") == "observation.run")
-    assert output["content"].split() == ["it", "is", MASK, str(len(TOKEN))]
-
-
 def test_a_run_whose_worker_looks_the_secret_up(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "held").write_text(TOKEN + "\n")

@@ -20,7 +20,7 @@ import pytest
 
 from broker.contract import codec
 from broker.contract.events import AgentSpec, Event, LLMSpec
-from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import ClaimedConversation, Owners
@@ -31,13 +31,12 @@ from tests.controller_parts import answer
 from tests.faults.harness import FaultCluster, Worker
 from tests.model_server.running_server import RunningModelServer
 from tests.polling import until
-from tests.turns import bash, call, finish
+from tests.turns import bash, finish
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
 BASH = bash("ls")
 THINK = {"text": "hmm", "tool_calls": [{"name": "think", "arguments": {"thought": "deep"}}]}
-NOPE = call("nope")
 FINISH = finish("done!")
 MANY = 1_000
 
@@ -153,48 +152,6 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 # Stages of a conversation
 
 
-async def test_thoughts_a_bad_call_and_the_end(bench: Bench) -> None:
-    bench.start_controller()
-    cid = await bench.begin(THINK, NOPE, FINISH)
-    await bench.settle([cid])
-    events = await bench.check_log(cid)
-    assert [event.kind for event in events[2:]] == [
-        "action.system",
-        "action.recall",
-        "observation.agent_state_changed",
-        "observation.recall",
-        "model.reply",
-        "action.think",
-        "observation.think",
-        "model.reply",
-        "observation.error",
-        "model.reply",
-        "action.finish",
-        "observation.agent_state_changed",
-    ]
-    error = events[10]
-    assert isinstance(error, ErrorObservation)
-    assert error.content.startswith("Tool nope is not registered.")
-    await bench.until_released(cid)
-    row = await bench.client.row(cid)
-    assert (row.state, row.fields["iterations"], row.fields["last_error"]) == ("finished", "3", "")
-
-
-async def test_tools_are_awaited_one_at_a_time_in_order(bench: Bench) -> None:
-    bench.start_controller()
-    two = {"tool_calls": [BASH["tool_calls"][0], BASH["tool_calls"][0]]}
-    cid = await bench.begin(two, BASH, FINISH)
-    await bench.until_kind(cid, "action.run", count=2)
-    row = await bench.client.row(cid)
-    assert (row.state, row.wait_reason, row.node) == ("running", "tool", "")
-    async with bench.tools() as claimed:
-        await bench.settle([cid])
-    events = await bench.check_log(cid)
-    actions = [event.id for event in events if event.kind == "action.run"]
-    assert claimed == [(cid, action_id) for action_id in actions]
-    assert [event.cause for event in events if event.kind == "observation.run"] == actions
-
-
 # Model errors
 
 
@@ -221,39 +178,6 @@ async def test_first_provider_call_costs_no_heartbeat(
 
 
 # Damage
-
-
-async def test_unreadable_log_affects_no_other_conversation(bench: Bench) -> None:
-    entries = {
-        "garbage": b"garbage",
-        "flipped": codec.encode({"kind": "action.null"})[:-1] + b"\x00",
-        "newer": codec.encode({"kind": "action.null"}, schema_version=codec.SCHEMA_VERSION + 1),
-        "kind": codec.encode({"kind": "action.telepathy"}),
-        "field": codec.encode({"kind": "action.run"}),
-    }
-    store = bench.client.store
-    for name, entry in entries.items():
-        await bench.client.submit("task", agent=bench.agent(FINISH), conversation_id=f"damaged-{name}")
-        names = store.known_keys(f"damaged-{name}")
-        await store.connection.call("XADD", names.events, "3-0", "e", entry)
-        await store.connection.call("HSET", names.meta, "last_id", 3)
-    neighbours = [await bench.begin(THINK, FINISH) for _ in range(5)]
-    bench.start_controller()
-    await bench.settle(neighbours)
-    found: dict[str, str] = {}
-    for name in entries:
-
-        async def is_settled(cid: str = f"damaged-{name}") -> bool:
-            row = await bench.client.row(cid)
-            return row.owner == "" and (row.state == "error" or row.wait_reason == "newer_worker")
-
-        await until(is_settled, what=name)
-        found[name] = (await bench.client.row(f"damaged-{name}")).fields.get("last_error", "")
-    assert found["garbage"].startswith("CorruptEntry: Event 3 cannot be read: ")
-    assert found["flipped"].startswith("CorruptEntry: Event 3 cannot be read: An entry does not match its checksum.")
-    rows = [await bench.client.row(f"damaged-{name}") for name in ("newer", "kind")]
-    assert [(row.state, row.wait_reason) for row in rows] == [("loading", "newer_worker")] * 2
-    assert found["field"].startswith("CorruptEntry: Event 3 cannot be read: Event 3 (action.run) does not fit")
 
 
 async def test_conversation_that_kills_workers_is_parked_and_neighbours_continue(bench: Bench) -> None:

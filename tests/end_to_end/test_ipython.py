@@ -16,6 +16,7 @@ from zipfile import ZipFile
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
@@ -87,11 +88,22 @@ async def run(workspaces: Workspaces) -> Notebook:
     return await notebook_in(workspaces)
 
 
-async def test_a_cell_sees_its_key(run: Notebook) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Notebook]:
+    """A notebook for all tests that may share one."""
+    async with opened(tmp_path_factory.mktemp("node"), **SETTINGS) as workspaces:
+        yield await notebook_in(workspaces)
+
+
+with_one_kernel = pytest.mark.asyncio(loop_scope="module")
+
+
+@with_one_kernel
+async def test_a_cell_sees_its_key(kernel: Notebook) -> None:
     code = "import os; print(os.environ['DECKHANDS_IDEMPOTENCY_KEY'])"
     for key in ("c-1", "c-2"):
         arguments = {"code": code, "include_extra": False, "variables": {"DECKHANDS_IDEMPOTENCY_KEY": key}}
-        result = await run.workspace.run(next(run.ids), "ipython", arguments)
+        result = await kernel.workspace.run(next(kernel.ids), "ipython", arguments)
         assert result.value["content"] == key
 
 
@@ -104,10 +116,11 @@ async def test_setting_the_key_has_the_limit_of_the_cell(run: Notebook) -> None:
     assert "ran" not in result.value["content"]
 
 
-async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
-    assert await run.text("a = 20") == ""
-    assert await run.text("print('sum'); a + 1") == "sum\n21"
-    assert await run.text("import sys; print('warned', file=sys.stderr)") == "warned"
+@with_one_kernel
+async def test_values_live_from_cell_to_cell(kernel: Notebook) -> None:
+    assert await kernel.text("a = 20") == ""
+    assert await kernel.text("print('sum'); a + 1") == "sum\n21"
+    assert await kernel.text("import sys; print('warned', file=sys.stderr)") == "warned"
 
 
 async def test_cell_after_host_death_names_losses_and_leaves_nothing(tmp_path: Path) -> None:
@@ -135,44 +148,49 @@ async def test_kernel_out_of_memory_names_its_limit(tmp_path: Path) -> None:
         assert "All programs of this workspace together may use 200 MiB" in observation.content
 
 
-async def test_an_error_is_read_without_colours(run: Notebook) -> None:
-    text = await run.text("def f():\n    return 1 / 0\nf()")
+@with_one_kernel
+async def test_an_error_is_read_without_colours(kernel: Notebook) -> None:
+    text = await kernel.text("def f():\n    return 1 / 0\nf()")
     assert "ZeroDivisionError: division by zero" in text
     assert "\x1b" not in text
 
 
-async def test_of_long_output_the_beginning_and_the_end_are_kept(run: Notebook) -> None:
-    text = await run.text("print('begun'); print('x' * 3_000_000); 1 / 0")
+@with_one_kernel
+async def test_of_long_output_the_beginning_and_the_end_are_kept(kernel: Notebook) -> None:
+    text = await kernel.text("print('begun'); print('x' * 3_000_000); 1 / 0")
     assert text.startswith("begun\nxxx")
     assert text.endswith("ZeroDivisionError: division by zero")
     assert text.count("[... Observation truncated due to length ...]") == 1
     assert 900_000 < len(text) < 1_010_000
 
 
-async def test_output_is_plain_text(run: Notebook) -> None:
-    assert await run.text("for n in range(100): print(f'\\r{n} %', end='', flush=True)") == "99 %"
-    assert await run.text("print('a\\0b\\x07c\\x1b[31mred\\x1b[0m')") == "abcred"
-    assert await run.text("!echo hi") == "hi"
-    assert "Return the number of items in a container." in await run.text("len?")
+@with_one_kernel
+async def test_output_is_plain_text(kernel: Notebook) -> None:
+    assert await kernel.text("for n in range(100): print(f'\\r{n} %', end='', flush=True)") == "99 %"
+    assert await kernel.text("print('a\\0b\\x07c\\x1b[31mred\\x1b[0m')") == "abcred"
+    assert await kernel.text("!echo hi") == "hi"
+    assert "Return the number of items in a container." in await kernel.text("len?")
 
 
-async def test_pictures_come_out(run: Notebook) -> None:
+@with_one_kernel
+async def test_pictures_come_out(kernel: Notebook) -> None:
     code = f"import base64\nfrom IPython.display import Image\nImage(data=base64.b64decode('{PIXEL}'))"
-    observation = await run(code)
+    observation = await kernel(code)
     assert isinstance(observation, IPythonRunCellObservation)
     assert observation.image_urls == (f"data:image/png;base64,{PIXEL}",)
     assert observation.content == "<IPython.core.display.Image object>"
 
 
-async def test_result_without_plain_text_is_shown_as_source(run: Notebook) -> None:
-    shown = await run.text(
+@with_one_kernel
+async def test_result_without_plain_text_is_shown_as_source(kernel: Notebook) -> None:
+    shown = await kernel.text(
         "from IPython.display import HTML, JSON, Latex, Markdown\ndisplay(Markdown('# *One*'))\nHTML('<b>2</b>')"
     )
     assert shown == "# *One*\n<b>2</b>"
-    assert await run.text("display(Latex('$x^2$'), JSON({'a': [1]}))") == '$x^2$\n{"a": [1]}'
-    assert await run.text("display({'text/html': '<i>only</i>'}, raw=True)") == "<i>only</i>"
+    assert await kernel.text("display(Latex('$x^2$'), JSON({'a': [1]}))") == '$x^2$\n{"a": [1]}'
+    assert await kernel.text("display({'text/html': '<i>only</i>'}, raw=True)") == "<i>only</i>"
     table = "class T:\n    _repr_html_ = lambda self: '<table>'\n    __repr__ = lambda self: 'a b'\nT()"
-    assert await run.text(table) == "a b"
+    assert await kernel.text(table) == "a b"
 
 
 async def test_where_the_kernel_is_and_which_python(run: Notebook, tmp_path: Path) -> None:
@@ -193,6 +211,7 @@ async def test_kernel_uses_the_shells_directory_until_a_cell_changes_it(run: Not
     assert (await run.text("os.path.basename(os.getcwd())")) == "'two'"
 
 
+@with_one_kernel
 @pytest.mark.parametrize(
     ("wait", "error"),
     [
@@ -200,14 +219,14 @@ async def test_kernel_uses_the_shells_directory_until_a_cell_changes_it(run: Not
         ("import asyncio; await asyncio.sleep(60)", "CancelledError"),
     ],
 )
-async def test_slow_cell_is_interrupted_and_variables_live(run: Notebook, wait: str, error: str) -> None:
-    await run.text("kept = 7")
-    late = await run.text(f"print('begun', flush=True); {wait}", timeout=1.0)
+async def test_slow_cell_is_interrupted_and_variables_live(kernel: Notebook, wait: str, error: str) -> None:
+    await kernel.text("kept = 7")
+    late = await kernel.text(f"print('begun', flush=True); {wait}", timeout=1.0)
     assert late.startswith("begun\n")
     assert error in late
     ending = "[Execution timed out (1 seconds). Variables are kept. A cell that needs longer takes a `timeout`.]"
     assert late.endswith(ending)
-    assert await run.text("kept") == "7"
+    assert await kernel.text("kept") == "7"
 
 
 async def test_a_cell_that_ignores_interrupts_loses_its_kernel(run: Notebook) -> None:
@@ -234,17 +253,19 @@ async def test_a_cell_is_stopped_by_a_cancel(run: Notebook, tmp_path: Path) -> N
     assert await run.text("kept") == "8"
 
 
-async def test_a_kernel_that_dies_is_replaced_and_the_model_told(run: Notebook) -> None:
-    await run.text("lost = 1")
-    died = await run.text("import os; os._exit(3)")
+@with_one_kernel
+async def test_a_kernel_that_dies_is_replaced_and_the_model_told(kernel: Notebook) -> None:
+    await kernel.text("lost = 1")
+    died = await kernel.text("import os; os._exit(3)")
     assert died == "[The kernel died, and its variables are lost. The next cell starts a new one.]"
-    assert "NameError" in await run.text("lost")
+    assert "NameError" in await kernel.text("lost")
 
 
-async def test_a_restart_is_asked_for(run: Notebook) -> None:
-    await run.text("lost = 1")
-    assert await run.text("%restart") == "[The kernel was restarted; its variables are lost.]"
-    assert "NameError" in await run.text("lost")
+@with_one_kernel
+async def test_a_restart_is_asked_for(kernel: Notebook) -> None:
+    await kernel.text("lost = 1")
+    assert await kernel.text("%restart") == "[The kernel was restarted; its variables are lost.]"
+    assert "NameError" in await kernel.text("lost")
 
 
 async def test_the_session_program_may_be_killed(run: Notebook, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from broker.contract.kinds import Action
 from broker.contract.specs import SdkSpec
 from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps
-from tests.faults.test_random_kills import _all_are_members
 
 pytestmark = pytest.mark.claude
 
@@ -52,12 +51,18 @@ def _moment(log: list[Event]) -> str:
     return "between" if isinstance(last, ModelReply) else "mid-thought"
 
 
+async def all_are_members(cluster: FaultCluster) -> bool:
+    store = cluster.client.store
+    workers = await store.connection.call("ZRANGE", store.all_shards[0].workers, 0, -1)
+    return all(any(f"-{worker.pid}-" in member.decode() for member in workers) for worker in cluster.workers.values())
+
+
 async def nemesis(cluster: FaultCluster, ids: list[str], *, kills: int, seed: int) -> Counter[str]:
     """Kill controllers, and processes of the SDK, while conversations run."""
     seeded, clock, done = random.Random(seed), SystemClock(), Counter[str]()
     seen = dict[str, int]()
     for number in range(kills):
-        await cluster.until(lambda: _all_are_members(cluster), limit=60, what="full cluster")
+        await cluster.until(lambda: all_are_members(cluster), limit=60, what="full cluster")
         await cluster.until(lambda: programs_of(cluster), limit=120, what="a program of the SDK")
         await cluster.until(lambda: _have_grown(cluster, ids[-2:], seen), limit=300, what="a step of each")
         if number % 2:

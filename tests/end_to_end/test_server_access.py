@@ -18,24 +18,15 @@ from websockets.exceptions import InvalidStatus
 
 from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
-from broker.store.store import open_store
 from deckhands.server.application import make_app, routes_of, scope_of
 from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.guard import PUBLIC
 from deckhands.server.serving import check_start
 from tests.polling import unhurried
-from tests.served_stores import allowed_of, serving
 from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import state
 
-BEYOND_A_SERVER = (
-    *("ACL LIST", "CONFIG GET dir", "EVAL return{} 0", "FLUSHALL", "FUNCTION LOAD REPLACE x", "KEYS *", "SCAN 0"),
-    *("SUBSCRIBE a", "PUBLISH a b", "SET other 1", "GET other", "HSET deck:store generation x", "DEL deck:store"),
-    *("HSET deck:tools bash {}", "HGETALL deck:{0}:notes:a/b/c", "HSET deck:{0}:quota:x:y a b", "XLEN deck:inbox"),
-    *("HDEL deck:{0}:keys x", "DEL deck:{0}:keys", "HSET deck:{0}:tenants acme 1", "XRANGE deck:replies:x - +"),
-    *("HSET deck:{0}:rollout:run spec {}", "SET deck:{0}:rollout:run:driver x", "HSET deck:{0}:evaluation:h-1 a b"),
-)
 BODIES: dict[str, Any] = {
     "messages": {"content": "hello"},
     "confirm": {},
@@ -198,12 +189,6 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
 
 async def begun(server: Served, tenant: str = "acme", **options: Any) -> str:
     return await server.client.submit("do it", tenancy=Tenancy(tenant=tenant), **options)
-
-
-async def test_server_user_has_no_further_rights(tmp_path: Path, programs: dict[str, str]) -> None:
-    async with serving("log", tmp_path / "log", programs) as log:
-        await (await open_store(log.admin)).aclose()
-        assert await allowed_of(BEYOND_A_SERVER, log.gateway) == []
 
 
 async def test_a_tenant_sees_its_own_conversations_alone(server: Served) -> None:

@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec
-from broker.coordination.membership import Membership, list_members
 from broker.coordination.quarantine import Quarantine
 from broker.log.selection import ConversationQuery, Selection
 from broker.runtime.errors import DeckhandsError, FunctionsTooOld, StoreMisconfigured, UsageError
-from broker.runtime.ids import new_worker_id
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from broker.tools.tool_offers import ToolOffers
@@ -141,23 +139,6 @@ async def test_clients_choose_by_label_and_delete_with_worker_rights(log: Server
         await Quarantine(client.store).quarantine(shard, shard.ready, "1-1", [b"x"], KeyError("c"))
         [entry] = await Quarantine(client.store).list_items()
         assert await Quarantine(client.store).discard([entry.name]) == 1
-
-
-@pytest.mark.parametrize("role", ["controller", "tool", "ingress", "jobs"])
-async def test_every_role_enters_the_cluster_as_its_own_user(
-    role: str, log: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    await (await open_store(log.admin)).aclose()
-    store = await open_store(log.role(role))
-    try:
-        membership = Membership(store, new_worker_id(role), role)
-        await membership.register()
-        assert await membership.beat(1) is not None
-        assert [member.role for member in await list_members(store)] == [role]
-        assert "a sweep failed" not in caplog.text
-        await membership.leave()
-    finally:
-        await store.aclose()
 
 
 async def test_the_server_keeps_its_log_and_evicts_nothing(log: Server) -> None:

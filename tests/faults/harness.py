@@ -1,4 +1,7 @@
-"""A cluster of real processes that a test may damage, and the check of the invariants afterwards."""
+"""A cluster of real processes that a test may damage, and the check of the invariants afterwards.
+
+Holds: at its end, every log in its store holds, also those that the test did not look at.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ from deckhands.client.client import Client
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from tests.clusters import Cluster
 from tests.forked_programs import ForkedProgram
+from tests.left_logs import verify_left_logs
 from tests.polling import unhurried, until
 from tests.served_stores import close_workspaces
 from tests.stores import server_program
@@ -69,6 +73,7 @@ class FaultCluster:
         self.url_for_workers = ""
         self.nodes: Cluster | None = None  # the servers of a cluster that has the conversations
         self.started_by: tuple[str, ...] = ()  # starts workers by their commands; else they are forked
+        self.forged: set[str] = set()  # conversations in whose logs the test wrote what no correct cluster writes
         self._scripts = 0
 
     @contextlib.asynccontextmanager
@@ -84,8 +89,10 @@ class FaultCluster:
         try:
             yield self
         finally:
-            await self.end_workers()
-            await self.store.stop()
+            try:
+                await self.end_workers()
+            finally:
+                await self.store.stop()
 
     @contextlib.asynccontextmanager
     async def running_on(self, nodes: Cluster, shards: int) -> AsyncIterator[Self]:
@@ -97,16 +104,28 @@ class FaultCluster:
         try:
             yield self
         finally:
-            await self.end_workers()
-            await self.store.stop()
+            try:
+                await self.end_workers()
+            finally:
+                await self.store.stop()
 
     async def end_workers(self) -> None:
-        """Kill the workers, close their workspaces, and close the client."""
+        """Kill the workers, close their workspaces, verify what all have written, and close the client."""
         for name in list(self.workers):
             self.signal(name, signal.SIGCONT)
             self.kill(name)
         await self.close_workspaces()
-        await self.client.aclose()
+        try:
+            if self.has_lost_its_store:
+                await self.store.start()  # its files have the logs
+            await verify_left_logs(self.client, forged=self.forged)
+        finally:
+            await self.client.aclose()
+
+    @property
+    def has_lost_its_store(self) -> bool:
+        """Whether its only server is dead."""
+        return not self.url_for_workers and self.store.child.exit_status is not None
 
     def check_that_all_live(self) -> None:
         ends = {name: self.log_of(name) for name, worker in self.workers.items() if worker.poll() is not None}
@@ -152,9 +171,18 @@ class FaultCluster:
     def signal(self, name: str, number: signal.Signals) -> None:
         self.workers[name].send_signal(number)
 
-    async def kill_store(self) -> None:
+    @property
+    def url(self) -> str:
+        """The store's URL."""
+        return self.url_for_workers or self.store.url
+
+    def require_one_server(self) -> None:
+        """Skip a test on a cluster because it needs the only server of a store."""
         if self.nodes is not None:
-            pytest.skip("it kills the only server of a store")
+            pytest.skip("it is about the only server of a store")
+
+    async def kill_store(self) -> None:
+        self.require_one_server()
         self.store.child.send(signal.SIGKILL)
         await self.store.child.wait()
 
@@ -176,7 +204,7 @@ class FaultCluster:
         count: int = 1,
         latency: float = 0.0,
         tools: Sequence[str] = (),
-        sandbox: Literal["docker", "none"] = "none",
+        sandbox: Literal["docker", "kubernetes", "none"] = "none",
         tenancy: Tenancy | None = None,
         task: Mapping[str, Any] = NOTHING,
         **spec: Any,
@@ -195,7 +223,7 @@ class FaultCluster:
         for _ in range(count):
             folder = self.root / "work" / f"{self._scripts}-{len(ids)}"
             folder.mkdir(parents=True)
-            if sandbox == "docker" and os.getuid() == 0:
+            if sandbox != "none" and os.getuid() == 0:
                 os.chown(folder, 1000, 1000)  # containers do not run as root
             workspace = WorkspaceSpec(path=str(folder), sandbox=sandbox)
             request = {"agent": agent, "workspace": workspace, "tools": tools, "tenancy": tenancy, **task}
@@ -290,9 +318,9 @@ class FaultCluster:
         assert name not in self.workers, name
         (self.root / "work").mkdir(exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("DECKHANDS_", "LLM_"))}
-        path = (self.url_for_workers or self.store.url).rpartition("@")[2].removeprefix("unix://")
+        path = self.url.rpartition("@")[2].removeprefix("unix://")
         env |= {
-            "DECKHANDS_URL": self.url_for_workers or self.store.url,
+            "DECKHANDS_URL": self.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": "node1",
             "LLM_SCRIPTS_DIR": "/",  # tests write scripts where they like

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -39,11 +40,11 @@ from deckhands.client.client import Client
 from deckhands.operations.monitoring.census import Census
 from deckhands.operations.monitoring.queues import read_depths
 from tests.broker_parts import enter
-from tests.clusters import PRIMARIES, Cluster
+from tests.clusters import PRIMARIES, Cluster, lasting_port
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
-from tests.sentinels import Server
+from tests.sentinels import PASSWORD, Server
 from tests.server_parts import add_key
 from tests.stores import GROUPS_OF, running, server_program, valkey_program
 from tests.turns import finish
@@ -211,13 +212,6 @@ class TestWhole:
             found = await node.call("INFO", "keyspace")
             assert b"db0:keys=" in found
         await store.aclose()
-
-    async def test_conversations_run_whole(self, workers: FaultCluster) -> None:
-        workers.start()
-        ids = await workers.submit(steps(3), count=2 * SHARDS)
-        await workers.check(ids, commands=3, limit=unhurried(120))
-        assert await Conversations(workers.client.store).count() == len(ids)
-        workers.check_that_all_live()
 
     async def test_tasks_of_the_inbox_are_answered(self, workers: FaultCluster) -> None:
         model = workers.script(finish("all done"))
@@ -415,6 +409,29 @@ async def test_a_promoted_replica_is_found(cluster: Cluster, store: Store) -> No
         await asyncio.wait_for(reading, unhurried(60))
     assert len(await reader.call("XREAD", "BLOCK", 100, "STREAMS", f"{names.root}:test", "0")) == 1
     await reader.aclose()
+
+
+async def test_restarted_primary_with_an_old_map_is_not_believed(cluster: Cluster, store: Store) -> None:
+    key = store.all_shards[0].root
+    old = await cluster.find_node(find_slot(key))
+    old.kill()
+    new = await cluster.until_promoted(find_slot(key), other_than=old)
+    # It meets nobody, so it does not learn that it was replaced.
+    nodes = old.folder / "nodes.conf"
+    nodes.write_text(re.sub(r"^((?!.*myself).*)@\d+", r"\1@1", nodes.read_text(), flags=re.MULTILINE))
+    at = old.options.index("--cluster-port") + 1
+    old.options = (*old.options[:at], str(lasting_port()), *old.options[at + 1 :])
+    old.start()
+
+    async def tells_the_old_map() -> bool:
+        return await cluster.find_replicas(old, find_slot(key)) is not None
+
+    await until(tells_the_old_map, limit=unhurried(30), what="an old map")
+    for seeds in ([new, old], [old, new]):
+        places = ",".join(f"127.0.0.1:{node.port}" for node in seeds)
+        connection = ClusterConnection(f"redis+cluster://:{PASSWORD}@{places}")
+        assert await connection.call("EXISTS", key) == 0
+        await connection.aclose()
 
 
 async def test_single_server_and_unusable_url_are_refused_with_a_remedy() -> None:

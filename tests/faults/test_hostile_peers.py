@@ -17,6 +17,7 @@ from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.faults.server_process import free_port, server
+from tests.left_logs import verify_left_logs
 from tests.polling import unhurried, until
 from tests.server_parts import add_key
 from tests.unit.deckhands.sample_log import state
@@ -105,6 +106,7 @@ async def besieged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Be
             await found.answers()
             found.connections = len(found.process.net_connections("tcp"))
             yield found
+        await verify_left_logs(client)
     finally:
         await client.aclose()
         await valkey.stop()

@@ -173,6 +173,7 @@ async def test_a_worker_that_dies_loses_nothing_that_has_settled(
         book = open_repository(JobServices(client.store, BrokerSettings.from_env()))
         await book.add("acme", receiver.url, EVENTS)
         names = [f"one-{number}" for number in range(3)]
+        cluster.forged.update(names)
         for name in names:
             await begin_worked(client, name, tenancy=Tenancy(tenant="acme"))
         private = {"DECKHANDS_WEBHOOK_PRIVATE": "127.0.0.1", "DECKHANDS_SECRET_KEY": SECRET_KEY}
@@ -212,8 +213,10 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
         book = open_repository(JobServices(client.store, BrokerSettings.from_env()))
         await book.add("slow", f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/", ("conversation.settled",))
         await book.add("quick", receiver.url, ("conversation.settled",))
-        for number in range(CONVERSATIONS):
-            await begin_worked(client, f"slow-{number}", tenancy=Tenancy(tenant="slow"))
+        slow = [f"slow-{number}" for number in range(CONVERSATIONS)]
+        cluster.forged.update(slow, ("quick-1",))
+        for name in slow:
+            await begin_worked(client, name, tenancy=Tenancy(tenant="slow"))
         cluster.start_jobs("j1", DECKHANDS_WEBHOOK_PRIVATE="127.0.0.1", DECKHANDS_SECRET_KEY=SECRET_KEY)
         await cluster.until(lambda: len(taken) >= 4, what="requests to the silent receiver")
         schedules = ScheduleRepository(client.store, client.secrets)

@@ -64,8 +64,8 @@ def show(capsys: pytest.CaptureFixture[str], line: str) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_eight_fail_overs_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof) -> None:
-    await check_fail_overs(tmp_path, 8, capsys, proof)
+async def test_four_fail_overs_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof) -> None:
+    await check_fail_overs(tmp_path, 4, capsys, proof)
 
 
 @pytest.mark.slow
@@ -85,10 +85,10 @@ async def test_thousand_fail_overs_lose_nothing(
 
 
 @pytest.mark.timeout(600)
-async def test_four_fail_overs_in_clusters_lose_nothing(
+async def test_two_fail_overs_in_clusters_lose_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], proof: Proof
 ) -> None:
-    await check_fail_overs(tmp_path, 4, capsys, proof, is_cluster=True)
+    await check_fail_overs(tmp_path, 2, capsys, proof, is_cluster=True)
 
 
 @pytest.mark.slow

@@ -143,8 +143,8 @@ async def test_waiting_conversation_whose_release_kills_is_given_up(cluster: Fau
 
 
 async def _is_acquitted(cluster: FaultCluster, conversation_id: str) -> bool:
-    meta = cluster.client.store.known_keys(conversation_id).meta
-    return list(await cluster.client.store.call("HMGET", meta, "crashes", "mark")) == [None, None]
+    grants = cluster.client.store.known_keys(conversation_id).grants
+    return list(await cluster.client.store.call("HMGET", grants, "crashes", "mark")) == [None, None]
 
 
 async def test_waiting_call_outlives_any_number_of_dead_tool_workers(cluster: FaultCluster, remote: TaskServer) -> None:
@@ -284,7 +284,7 @@ async def test_each_task_call_ends_once_under_kills(
 
 async def _may_lose_a_worker(cluster: FaultCluster, ids: Sequence[str]) -> bool:
     store = cluster.client.store
-    counts = await store.call_many([("HGET", store.known_keys(cid).meta, "crashes") for cid in ids])
+    counts = await store.call_many([("HGET", store.known_keys(cid).grants, "crashes") for cid in ids])
     return all(int(count or 0) < 2 for count in counts)
 
 

@@ -29,20 +29,6 @@ async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield group
 
 
-async def test_a_client_follows_a_killed_primary(group: SentinelGroup) -> None:
-    store = await open_store(group.url, patience_seconds=unhurried(60))
-    generation = store.generation
-    group.end_sentinel()
-    old = await group.primary()
-    old.kill()
-    await store.call("SET", "deck:test", "after")
-    new = await group.until_promoted(other_than=old)
-    assert await new.call("GET", "deck:test") == b"after"
-    await store.check_generation()
-    assert store.generation == generation
-    await store.aclose()
-
-
 async def test_waiting_read_leaves_a_stopped_primary_when_another_is_promoted(group: SentinelGroup) -> None:
     store = await open_store(group.url, patience_seconds=unhurried(60))
     reader = store.connection.another(reply_timeout_seconds=unhurried(300))

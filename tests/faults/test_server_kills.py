@@ -19,6 +19,7 @@ from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.faults.server_process import free_port, server
+from tests.left_logs import verify_left_logs
 from tests.polling import unhurried, until
 from tests.server_parts import add_key
 
@@ -127,6 +128,7 @@ async def world(folder: Path, readers: int) -> AsyncIterator[World]:
     crowd = [Reader(port, cid, is_socket=number % 3 == 0, key=key) for number in range(readers)]
     try:
         yield World(valkey, client, cid, port, crowd, asyncio.get_running_loop().create_future())
+        await verify_left_logs(client)
     finally:
         await client.aclose()
         await valkey.stop()

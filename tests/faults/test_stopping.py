@@ -207,7 +207,7 @@ async def test_log_says_when_a_stopped_command_has_ended(cluster: FaultCluster) 
     stops = await find_stops(cluster, conversation_id, {"controller", f"action {action}"})
     assert mark not in sleeping()
     ended = stops[f"action {action}"]
-    environment = {**os.environ, "DECKHANDS_URL": cluster.store.url, "DECKHANDS_HOME": str(cluster.root / "home")}
+    environment = {**os.environ, "DECKHANDS_URL": cluster.url, "DECKHANDS_HOME": str(cluster.root / "home")}
     show = [sys.executable, "-P", "-m", "deckhands", "show", conversation_id]
     shown = await asyncio.to_thread(subprocess.run, show, env=environment, capture_output=True, text=True, check=True)
     assert str(ended) in shown.stdout

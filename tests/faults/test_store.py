@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.child import EXIT_STORE_REPLACED
+from broker.store.cluster import ClusterConnection
+from broker.store.connection import MultiplexedConnection
 from deckhands.chaos.proxy import StoreProxy
 from tests.faults.harness import FaultCluster, steps
 from tests.stores import LossyWire
@@ -30,8 +32,7 @@ async def test_celery_broker_emptied(cluster: FaultCluster) -> None:
     cluster.start()
     ids = await cluster.submit(steps(4, seconds=0.3), count=3)
     await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
-    celery_side = cluster.client.store.connection.another(reply_timeout_seconds=5)
-    await celery_side.call("SELECT", 1)
+    celery_side = MultiplexedConnection(f"{cluster.store.url}?db=1")
     await celery_side.call("FLUSHDB")
     await celery_side.aclose()
     await cluster.settle(ids)
@@ -45,7 +46,10 @@ async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster
     cluster.start()
     ids = await cluster.submit(steps(1))
     await cluster.settle(ids)
-    await cluster.client.store.connection.call("FLUSHALL")
+    connection = cluster.client.store.connection
+    await (
+        connection.call_each("FLUSHALL") if isinstance(connection, ClusterConnection) else connection.call("FLUSHALL")
+    )
     assert await cluster.until_ended("c1") == EXIT_STORE_REPLACED
     assert await cluster.until_ended("t1") == EXIT_STORE_REPLACED
     assert "emptied or replaced" in cluster.log_of("c1")
@@ -69,6 +73,7 @@ async def test_store_refusing_writes_is_reported_once_and_awaited(cluster: Fault
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_lost_replies_double_nothing(cluster: FaultCluster, seed: int) -> None:
+    cluster.require_one_server()
     socket, seeded = Path(cluster.store.socket), random.Random(seed)
     async with LossyWire(socket, socket.parent) as wire:
         wire.swallow = lambda _: seeded.random() < 0.05
@@ -117,6 +122,7 @@ async def test_live_workers_are_not_buried_while_the_store_is_slow(
     cluster: FaultCluster, round_trip_seconds: float
 ) -> None:
     """The store is slow from a moment on, and workers that start meanwhile find it so."""
+    cluster.require_one_server()
     proxy = StoreProxy(cluster.store.url, Path(f"{cluster.store.socket}.proxy"))
     names = ["c1", "c2", "t1", "c3", "t2"]
     async with proxy:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,9 +28,11 @@ from broker.store.embedded import EmbeddedValkey
 from tests.browser_parts import opened_site
 from tests.docker_image import image
 from tests.faults.harness import FaultCluster, steps
+from tests.kubernetes_api import running_cluster
 from tests.polling import until
 from tests.turns import bash, call, finish
 from tool_worker.worker.steps.action_run import compute_fingerprint
+from tool_worker.workspace.workspaces import Workspaces
 
 LIMIT_SECONDS = 180.0
 """A browser or a kernel takes its time to start."""
@@ -105,6 +108,38 @@ async def test_a_command_in_a_container_is_run_once(cluster: FaultCluster, bound
     await until(lambda: not subprocess.run(listed, capture_output=True, check=True).stdout.split())
 
 
+@pytest.mark.parametrize(
+    "boundary", ["", *(pytest.param(f"tool.{when}", marks=pytest.mark.slow) for when in ("before_run", "after_result"))]
+)
+async def test_a_command_in_a_pod_is_run_once(cluster: FaultCluster, boundary: str) -> None:
+    with running_cluster(cluster.root / "kubernetes", cluster.root) as kubernetes:
+        settings = kubernetes.environment()
+        cluster.start_controller()
+        failpoint = {"DECKHANDS_FAILPOINTS": f"{boundary}:kill@1"} if boundary else {}
+        cluster.start_tool("victim", **settings, **failpoint)
+        (cid,) = ids = await cluster.submit(steps(2, seconds=0.5 if boundary else 4.0), sandbox="kubernetes")
+        workspaces = Workspaces(cluster.root / "n", sandbox="kubernetes", containers=kubernetes.settings())
+        try:
+            if not boundary:
+                await cluster.until(lambda: cluster.effects(cid) == ["begin-0"], limit=LIMIT_SECONDS)
+                (before,) = kubernetes.find_pods_of(cid)
+                cluster.signal("victim", signal.SIGKILL)
+            await die_and_follow(cluster, **settings)
+            await cluster.check(ids, commands=2)
+            assert cluster.effects(cid) == ["begin-0", "end-0", "begin-1", "end-1"]
+            if not boundary:
+                (after,) = kubernetes.find_pods_of(cid)
+                assert after["metadata"]["uid"] == before["metadata"]["uid"]
+            await cluster.client.files.write(cid, "given.txt", "for the pod")
+            assert await cluster.client.files.read(cid, "given.txt") == b"for the pod"
+        finally:
+            cluster.kill("survivor")
+            await workspaces.close(cid)
+            await workspaces.aclose()
+            shutil.rmtree(cluster.root / "n" / cid)  # closed already, and the fixture knows no API server
+        assert kubernetes.find_pods_of(cid) == []
+
+
 # Opening a workspace
 
 
@@ -161,13 +196,6 @@ async def run_with_a_kill(
 
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.mark.parametrize("boundary", ["tool.after_append", pytest.param("tool.before_claim", marks=pytest.mark.slow)])
-async def test_outside_of_the_call_nothing_is_lost(cluster: FaultCluster, boundary: str) -> None:
-    answer, trace = await run_with_a_kill(cluster, boundary, RENDER, "render")
-    assert (answer.kind, answer.content) == ("observation.call_tool", "rendered sea")
-    assert len(trace) == 1
 
 
 @pytest.mark.parametrize(
@@ -355,19 +383,6 @@ async def test_a_running_cell_is_collected_by_the_next_worker(cluster: FaultClus
     gate.write_text("continue\n")
     await cluster.settle([cid])
     assert await first_lines(cluster, cid) == ["out", "42"]
-    assert trace.read_text() == "in\n"
-
-
-@pytest.mark.parametrize("boundary", ["tool.after_result", pytest.param("tool.before_run", marks=pytest.mark.slow)])
-async def test_a_cell_runs_once_whenever_its_worker_dies(cluster: FaultCluster, boundary: str) -> None:
-    trace = cluster.root / "trace"
-    cluster.start_controller()
-    cluster.start_tool("victim", DECKHANDS_FAILPOINTS=f"{boundary}:kill@1", **IPYTHON)
-    code = f"print('in', file=open({str(trace)!r}, 'a')); print('out')"
-    (cid,) = await cluster.submit([call("execute_ipython_cell", code=code), finish()], enable_jupyter=True)
-    await die_and_follow(cluster, **IPYTHON)
-    await cluster.settle([cid])
-    assert await first_lines(cluster, cid) == ["out"]
     assert trace.read_text() == "in\n"
 
 

@@ -70,7 +70,9 @@ class Build:
 
     async def run(self, cluster: FaultCluster, *arguments: str) -> tuple[int, str]:
         """Run the command line of this build on a cluster; return its exit status and its output."""
-        return await self.python("-m", "deckhands", *arguments, DECKHANDS_URL=cluster.store.url)
+        return await self.python(
+            "-m", "deckhands", *arguments, DECKHANDS_URL=cluster.url, DECKHANDS_CELERY_URL=cluster.store.celery_url
+        )
 
     async def python(self, *arguments: str, **environment: str) -> tuple[int, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("DECKHANDS_", "LLM_"))}
@@ -180,10 +182,10 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     script = (
         "import asyncio, sys; from broker.store import function_library as f; "
-        "from broker.store.connection import MultiplexedConnection as C; f._find_unserved_workers = lambda *_: asyncio.sleep(0); "
+        "from broker.store.cluster import connect as C; f._find_unserved_workers = lambda *_: asyncio.sleep(0); "
         "asyncio.run(f.deploy(C(sys.argv[1])))"
     )
-    status, output = await newer.python("-c", script, cluster.store.url)
+    status, output = await newer.python("-c", script, cluster.url)
     assert status == 0, output
     for name in ("c1", "t1", "j1", "d1"):
         assert await cluster.until_ended(name) == EXIT_FUNCTIONS, cluster.log_of(name)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import base64
+import copy
 import functools
 import json
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 from broker.limits.quotas import QuotaTable
 from broker.store import SentinelUrl
 from deckhands.operations.monitoring.families import FAMILIES
+from tests.kubernetes_api import TOKEN, running_cluster
+from tests.kubernetes_objects import path_of
 from tests.polling import unhurried, until
 from tests.sentinels import find_port
 from tests.stores import valkey_program
@@ -47,6 +52,13 @@ OPTIONS: dict[str, list[str]] = {
     "hpa": [f"{role}.autoscaling.kind=hpa" for role in ("controller", "tools", "ingress", "jobs", "gateway")],
     "keda": [f"{role}.autoscaling.kind=keda" for role in ("controller", "tools", "ingress", "jobs")],
     "bubblewrap": ["tools.sandbox=bwrap", "tools.seccompProfile=deckhands.json", "tools.egressCidrs[0]=0.0.0.0/0"],
+    "pods": [
+        *("tools.sandbox=kubernetes", "tools.kubernetes.images[0]=team/sandbox:1", "tools.egressCidrs[0]=0.0.0.0/0"),
+        *(
+            "tools.kubernetes.apiServerCidrs[0]=10.96.0.1/32",
+            "tools.kubernetes.template=spec: {priorityClassName: low}",
+        ),
+    ],
     "watched": [
         *("flower.enabled=true", "metrics.serviceMonitor.enabled=true", "metrics.alerts.enabled=true"),
         *("metrics.dashboard.enabled=true", "gateway.route.enabled=true", "gateway.route.host=agents.example"),
@@ -124,6 +136,47 @@ def test_manifests_fit_the_schemas_of_kubernetes(manifests: list[Manifest]) -> N
             kubernetes_validate.validate(each, version, strict=True)
 
 
+@pytest.fixture(scope="module")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    with running_cluster(folder / "cluster", folder / "volume") as cluster:
+        tls = ssl.create_default_context(cafile=str(cluster.certificate))
+        token = {"Authorization": f"Bearer {TOKEN}"}
+        with httpx.Client(base_url=cluster.url, verify=tls, headers=token, params={"dryRun": "All"}) as client:
+            yield client
+
+
+def test_an_api_server_accepts_every_manifest(manifests: list[Manifest], api_server: httpx.Client) -> None:
+    ours = [each for each in manifests if each["kind"] not in OTHERS]
+    assert len({(each["kind"], each["metadata"]["name"]) for each in ours}) == len(ours)
+    for each in ours:
+        answer = api_server.post(path_of(each, "agents"), json=each)
+        assert answer.status_code == httpx.codes.CREATED, answer.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "path", "value", "complaint"),
+    [
+        ("Deployment", "deck-controller", "spec.selector.matchLabels.tier", "x", "spec.selector: not in the template"),
+        ("Deployment", "deck-controller", "spec.replica", 3, "replica"),
+        ("StatefulSet", "deck-tools", "spec.volumeClaimTemplates", [], "volumeMounts"),
+        ("Service", "deck-gateway", "metadata.name", "9.gateway", "metadata.name"),
+        ("NetworkPolicy", "deck-closed", "metadata.labels.team", "a b", "labels: team"),
+        ("Secret", "deck-secrets", "data.SECRET_KEY", "not base64", "is invalid"),
+        ("ConfigMap", "deck-files", "metadata.namespace", "other", "does not belong to"),
+    ],
+)
+def test_an_api_server_refuses_what_a_schema_allows(
+    api_server: httpx.Client, kind: str, name: str, path: str, value: object, complaint: str
+) -> None:
+    found = copy.deepcopy(find(render([]), kind, name))
+    *above, field = path.split(".")
+    functools.reduce(lambda inner, key: inner[key], above, found)[field] = value
+    answer = api_server.post(path_of(found, "agents"), json=found)
+    assert answer.is_client_error
+    assert complaint in answer.json()["message"]
+
+
 def test_chart_passes_helms_own_check() -> None:
     for values in OPTIONS.values():
         done = helm("lint", "--strict", str(CHART), *to_options(values))
@@ -135,7 +188,8 @@ def test_pods_meet_the_restricted_standard(manifests: list[Manifest]) -> None:
     for component, template in pods(manifests):
         spec = template["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-        assert spec["automountServiceAccountToken"] is False
+        starts_pods = component == "tools" and "serviceAccountName" in spec
+        assert spec["automountServiceAccountToken"] is starts_pods
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         volumes = {kind for volume in spec.get("volumes", []) for kind in set(volume) - {"name"}}
@@ -241,6 +295,8 @@ def test_three_servers_are_named_by_their_sentinels() -> None:
         (["gateway.route.enabled=true"], "gateway.route.host names the host of the gateway"),
         (["gateway.autoscaling.kind=keda"], "gateway.autoscaling.kind"),
         (["store.kind=etcd"], "store.kind"),
+        (["tools.sandbox=kubernetes"], "tools.kubernetes.images names the images of sandboxes"),
+        (["tools.sandbox=kubernetes", "tools.kubernetes.images[0]=a"], "tools.kubernetes.apiServerCidrs names"),
         (["controler.replicas=3"], "Additional property controler is not allowed"),
         ([*EXTERNAL, "queue.external.scheme=redis+cluster", "store.external.hosts=a:1"], "queue.external.scheme"),
     ],

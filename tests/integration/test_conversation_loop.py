@@ -49,13 +49,6 @@ SHOW_ALL = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=
 # NewEvents
 
 
-async def test_a_conversation_runs_to_completion_and_is_given_up(hands: Hands) -> None:
-    await hands.begin(THINK)
-    await hands.go()
-    assert (await hands.kinds())[-3:] == ["model.reply", "action.finish", "observation.agent_state_changed"]
-    assert (hands.gone, await hands.owner()) == ([CID], "")
-
-
 async def test_only_a_long_log_leaves_a_snapshot_at_its_release(hands: Hands) -> None:
     thoughts = [{"tool_calls": [{"name": "think", "arguments": {"thought": f"hm {n}"}}]} for n in range(6)]
     await hands.begin(FINISH, *thoughts, FINISH)

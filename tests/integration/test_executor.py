@@ -104,12 +104,6 @@ def check_error(observation: Observation, error_id: str, *, action_id: int = 2) 
     return observation
 
 
-async def test_unreadable_action_is_answered(workspaces, log) -> None:
-    delivery = ActionDelivery(CID, 7, b"\x01\x00half an entry", WorkspaceSpec(), "")
-    await Executor(log, workspaces, worker_id="tool-1").execute(delivery, FIRST)
-    check_error(await last(log), "corrupt_entry", action_id=7)
-
-
 @pytest.mark.parametrize(
     "action", [CmdRunAction(command="echo hidden"), FileReadAction(path="a.txt")], ids=["run", "read"]
 )

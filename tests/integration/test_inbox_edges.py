@@ -293,42 +293,8 @@ MALFORMED = {
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_entry_is_accepted_carried_out_and_settled(own_producer: Producer) -> None:
-    store = own_producer.cluster.client.store
-    request = {"id": "order-7", "task": "do it", **own_producer.options(saying("done"))}
-    await put(store, request)
-
-    async def is_settled() -> bool:
-        return [reply.event for reply in await replies(store)] == ["accepted", "settled"]
-
-    await until(is_settled, limit=60.0, what="both answers")
-    accepted, settled = await replies(store)
-    assert accepted.request_id == settled.request_id == "order-7"
-    assert (accepted.n, settled.n) == ("1", "2")
-    assert settled.content == (await own_producer.cluster.client.summary(accepted.conversation_id)).as_json()
-    await put(store, request)  # a producer that lost the answers asks again
-    await until_empty(store)
-    assert [reply.event for reply in await replies(store)] == ["accepted", "settled"] * 2
-    assert len(await own_producer.cluster.client.recent()) == 1
-    assert 0 < await store.connection.call("TTL", keys.replies_key("shop")) <= 7 * 24 * 3600
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_an_entry_without_an_answer_is_carried_out_too(own_producer: Producer) -> None:
-    store = own_producer.cluster.client.store
-    request = f'{{"task": "do it", "model": "{own_producer.options(saying("done"))["model"]}"}}'
-    await store.connection.call("XADD", keys.INBOX, "*", "v", "1", "request", request)
-    await until_empty(store)
-    (row,) = await own_producer.cluster.client.recent()
-    await own_producer.cluster.settle([row.conversation_id])
-    names = store.known_keys(row.conversation_id)
-    assert await store.connection.call("EXISTS", names.caller) == 0
-    assert await store.connection.call("ZCARD", names.shard.awaited) == 0
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_invalid_entries_are_answered_and_kept(own_producer: Producer) -> None:
-    store = own_producer.cluster.client.store
+async def test_each_entry_of_the_inbox_is_settled_or_kept(own_producer: Producer) -> None:
+    client, store = own_producer.cluster.client, own_producer.cluster.client.store
     entries = {what: await put(store, text, reply_to=what) for what, (text, _) in MALFORMED.items()}
     await until_empty(store)
     for what, (_, reason) in MALFORMED.items():
@@ -339,19 +305,36 @@ async def test_invalid_entries_are_answered_and_kept(own_producer: Producer) -> 
         assert reason in reply.content["message"] + reply.content["remedy"], what
     kept = {item.entry_id: item.key for item in await Quarantine(store).list_items()}
     assert kept == dict.fromkeys(entries.values(), keys.INBOX)
-    assert await own_producer.cluster.client.recent() == []
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_no_name_leads_to_another_key(own_producer: Producer) -> None:
-    store = own_producer.cluster.client.store
+    # No name leads to another key.
     names = ("", "..:x", "a b", "x" * 65, "deck:inbox\n", "é")
     for name in names:
         await put(store, {"task": "x"}, reply_to=name)
     await put(store, {"task": "x"}, reply_to="v2", v="2")
     await store.connection.call("XADD", keys.INBOX, "*", "odd", b"\xff\xfe")
     await until_empty(store)
-    assert len(await Quarantine(store).list_items()) == len(names) + 2
+    assert len(await Quarantine(store).list_items()) == len(MALFORMED) + len(names) + 2
     _, found = await store.connection.call("SCAN", "0", "MATCH", "deck:replies:*", "COUNT", "100000")
-    assert found == [b"deck:replies:v2"]
-    assert await own_producer.cluster.client.recent() == []
+    assert set(found) == {keys.replies_key(name).encode() for name in (*MALFORMED, "v2")}
+    assert await client.recent() == []
+    # Nobody waits for an answer.
+    plain = f'{{"task": "do it", "model": "{own_producer.options(saying("done"))["model"]}"}}'
+    await store.connection.call("XADD", keys.INBOX, "*", "v", "1", "request", plain)
+    await until_empty(store)
+    (row,) = await client.recent()
+    await own_producer.cluster.settle([row.conversation_id])
+    at = store.known_keys(row.conversation_id)
+    assert await store.connection.call("EXISTS", at.caller) == 0
+    assert await store.connection.call("ZCARD", at.shard.awaited) == 0
+    # The answers come again when a producer that lost them sends its entry again.
+    request = {"id": "order-7", "task": "do it", **own_producer.options(saying("done"))}
+    await put(store, request)
+    await until_replies(store, "shop", "accepted", "settled")
+    accepted, settled = await replies(store)
+    assert accepted.request_id == settled.request_id == "order-7"
+    assert (accepted.n, settled.n) == ("1", "2")
+    assert settled.content == (await client.summary(accepted.conversation_id)).as_json()
+    await put(store, request)
+    await until_empty(store)
+    assert [reply.event for reply in await replies(store)] == ["accepted", "settled"] * 2
+    assert len(await client.recent()) == 2
+    assert 0 < await store.connection.call("TTL", keys.replies_key("shop")) <= 7 * 24 * 3600

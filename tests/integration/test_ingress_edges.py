@@ -98,19 +98,6 @@ async def test_an_outcome_is_kept_while_the_backend_is_away(producer: Producer) 
     assert overdue
 
 
-async def test_a_callback_that_cannot_be_sent_is_a_typed_failure(producer: Producer) -> None:
-    results: Any = Completions(TypeError("no such option"))
-    desk = IngressContext(producer.cluster.client.store, results)
-    caller = await _decided(desk, "unusable")
-    await Runs(desk).complete(caller.conversation_id)
-    ((task_id, failure),) = results.completed
-    assert (task_id, type(failure).__name__, failure.args[1]) == ("unusable", "TaskFailure", "unusable_callback")
-    assert "no such option" in failure.args[0]
-    found = await desk.callers.of(caller.conversation_id)
-    assert found is not None
-    assert found.is_answered
-
-
 async def test_a_task_is_completed_once(producer: Producer) -> None:
     results: Any = Completions()
     runs = Runs(desk := IngressContext(producer.cluster.client.store, results))

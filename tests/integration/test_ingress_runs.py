@@ -277,19 +277,6 @@ async def test_progress_is_a_state_of_its_own(producer: Producer) -> None:
     assert result.state == "SUCCESS"
 
 
-async def test_run_revoked_before_it_is_sent_never_starts(own_producer: Producer) -> None:
-    producer = own_producer
-    producer.app.control.revoke("not-sent-yet")
-    store = producer.cluster.client.store
-    await until(lambda: store.connection.call("ZSCORE", store.all_shards[0].revoked, "not-sent-yet"), what="a note")
-    producer.cluster.kill("d1")
-    producer.cluster.start_ingress("d2")
-    early = producer.run(turns=saying("never"), task_id="not-sent-yet")
-    with pytest.raises(TaskRevokedError):
-        await producer.value(early)
-    assert await producer.cluster.client.recent() == []
-
-
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 async def test_an_aborted_run_is_revoked(producer: Producer) -> None:
     result = producer.run(turns=steps(2), latency=2.0)
@@ -298,13 +285,6 @@ async def test_an_aborted_run_is_revoked(producer: Producer) -> None:
     await producer.until_state(result, "REVOKED")
     summary = await producer.cluster.client.wait_until_settled(derive_task_conversation_id(result.id))
     assert summary.state == "stopped"
-
-
-async def test_a_run_that_expires_before_it_begins_is_revoked(own_producer: Producer) -> None:
-    own_producer.cluster.kill("c1")
-    result = own_producer.run(turns=saying("too late"), expires=3)
-    with pytest.raises(TaskRevokedError):
-        await own_producer.value(result)
 
 
 async def test_run_that_started_in_time_outlives_its_expired_message(producer: Producer) -> None:

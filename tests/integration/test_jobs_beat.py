@@ -6,7 +6,6 @@ That process is an ingress, a jobs worker and a beat: each works as it does alon
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import Iterator
 
@@ -39,12 +38,6 @@ def broker(cluster) -> Redis:
     """Celery's broker, as the beat sees it."""
     with Redis.from_url(redis_url(cluster.store.celery_url), decode_responses=True) as connection:
         yield connection
-
-
-def sent(broker: Redis) -> list[str]:
-    """The periodic jobs that wait in the queue, the oldest first, but for those that are sent all the time."""
-    names = [json.loads(message)["headers"]["task"] for message in reversed(broker.lrange("deckhands.jobs", 0, -1))]
-    return [name for name in names if name not in ("deckhands.jobs.schedules", "deckhands.jobs.webhooks")]
 
 
 async def test_stalled_beat_waits_for_its_turn(cluster, broker):

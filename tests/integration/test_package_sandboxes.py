@@ -86,7 +86,7 @@ async def test_sandbox_of_a_package_that_leaks_is_refused(packages: Path, tmp_pa
 
 @pytest.mark.usefixtures("packages")
 def test_package_replaces_no_sandbox_of_ours(tmp_path: Path) -> None:
-    assert [*make_sandboxes(tmp_path)] == ["bwrap", "docker", "none", "jail", "sieve"]
+    assert [*make_sandboxes(tmp_path)] == ["bwrap", "docker", "kubernetes", "none", "jail", "sieve"]
     assert type(find_sandbox("bwrap", tmp_path)).__name__ == "BubblewrapSandbox"
     assert find_sandbox("auto", tmp_path).name == "bwrap"
     assert find_capabilities("jail") == find_capabilities("bwrap")
@@ -126,4 +126,4 @@ def test_a_run_in_the_sandbox_of_a_package(packages: Path, tmp_path: Path) -> No
     assert int(output["content"]) < 20
     refused = deckhands("run", "-t", "Look", "--sandbox", "bwarp", *named, env=env)
     assert refused.code == 2
-    assert "'bwarp' is no sandbox. Use auto, bwrap, docker or none" in refused.err
+    assert "'bwarp' is no sandbox. Use auto, bwrap, docker, kubernetes or none" in refused.err

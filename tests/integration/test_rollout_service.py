@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.runtime import UsageError
+from broker.runtime import DeckhandsError, UsageError
 from broker.runtime.child import ChildProcess
+from deckhands.client import ServerCalls
 from deckhands.rollouts import Group, RemoteRolloutRun, RolloutRun, RolloutSpec, StubEngine, drive_all, serve_stub
 from deckhands.rollouts.driver import drive
 from tests.polling import until
@@ -249,3 +251,78 @@ async def test_names_of_servers_are_refused_for_operators(service: Service, tmp_
     spec = RolloutSpec.parse({"prompts": [ROW], "model": "openai/stub"})
     with pytest.raises(UsageError, match="run of a server"):
         await RolloutRun.start(service.server.client, spec, name="h-mine", directory=tmp_path)
+
+
+async def call(service: Service, tenant: str, *arguments: str) -> tuple[int, str]:
+    """Run the command with a server and a key, without a store."""
+    environment = {**os.environ, "DECKHANDS_API_KEY": await service.server.token(tenant), "DECKHANDS_URL": ""}
+    command = (sys.executable, "-m", "deckhands", "rollouts", "--server", service.server.url, *arguments)
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
+    shown, _ = await child.communicate()
+    assert child.returncode is not None
+    return child.returncode, shown.decode()
+
+
+async def test_commands_act_at_a_server(service: Service, tmp_path: Path) -> None:
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in make_prompts(2)))
+    spec = tmp_path / "spec.toml"
+    spec.write_text('model = "openai/stub"\ngroup_size = 2\n')
+    code, name = await call(service, "commands", "run", str(rows), "--spec", str(spec))
+    assert code == 0, name
+    name = name.strip()
+    assert name.startswith("h-")
+    assert (await call(service, "commands", "pause", name))[0] == 0
+    code, listed = await call(service, "commands", "ls", "--json")
+    (about,) = json.loads(listed)
+    assert (about["name"], about["state"], about["tenant"]) == (name, "paused", "commands")
+    assert (await call(service, "commands", "weights", name, "3"))[0] == 0
+    assert (await call(service, "commands", "resume", name))[0] == 0
+    code, shown = await call(service, "commands", "show", name)
+    assert f"{name}: running, version 3" in shown
+    assert (await call(service, "commands", "abort", name))[0] == 0
+    assert "aborted" in (await call(service, "commands", "show", name))[1]
+    code, refused = await call(service, "others", "show", name)
+    assert code != 0
+    assert "no such run" in refused
+    for command in (("attach", name), ("export", name, "--out", str(tmp_path / "out.jsonl"))):
+        code, refused = await call(service, "commands", *command)
+        assert code != 0
+        assert "does not work at a server" in refused
+    code, refused = await call(service, "commands", "run", "shipped", "--spec", str(spec))
+    assert code != 0
+    assert ".jsonl" in refused
+
+
+async def test_lists_of_runs_have_pages(service: Service) -> None:
+    names = []
+    for _ in range(3):
+        async with await service.start("pages") as run:
+            names.insert(0, run.name)
+            await run.abort()
+    calls = ServerCalls(service.server.url, await service.server.token("pages"))
+    try:
+        first = (await calls.ask("GET", "/rollouts", query={"limit": 2})).json()
+        rest = (await calls.ask("GET", "/rollouts", query={"limit": 2, "after": first[-1]["name"]})).json()
+        assert [one["name"] for one in first + rest] == names
+        with pytest.raises(DeckhandsError, match="no such run"):
+            await calls.ask("GET", "/rollouts", query={"after": "h-of-another"})
+        with pytest.raises(DeckhandsError):
+            await calls.ask("GET", "/rollouts", query={"limit": 100_000})
+    finally:
+        await calls.aclose()
+
+
+async def test_a_list_reads_no_prompts_and_no_groups(service: Service) -> None:
+    store = service.server.client.store
+    async with await service.start("lists") as run:
+        key = store.all_shards[0].rollout(run.name)
+        for number in range(1, 4):
+            await store.call("XADD", store.all_shards[0].rollout_groups(run.name), f"{number}-0", "group", "{")
+        await store.call("HSET", key, "spec", "damaged")
+        (about,) = await RemoteRolloutRun.list_all(service.server.url, await service.server.token("lists"))
+        assert (about["name"], about["groups"], about["waiting"]) == (run.name, 3, 3)
+        await store.call("DEL", key)

@@ -149,7 +149,7 @@ WAITING: dict[str, dict[str, Any]] = {
 STREAMING: dict[str, dict[str, Any]] = {
     "/runs/stream": {"task": "do it"},
     "/v1/chat/completions": CHAT | {"stream": True},
-    "/a2a": A2A | {"method": "SendStreamingMessage"},
+    "/a2a": A2A | {"method": "SendStreamingMessage", "params": {"message": MESSAGE | {"messageId": "m-2"}}},
 }
 
 
@@ -354,20 +354,18 @@ async def test_one_key_cannot_take_the_streams_of_others(tmp_path: Path, program
             assert again.status_code == 200
 
 
-@pytest.mark.parametrize("path", [*WAITING, *STREAMING])
-async def test_burst_takes_no_more_places_than_there_are(server: Served, path: str) -> None:
-    body = WAITING.get(path) or STREAMING[path]
-    async with server.as_(await server.token("*")) as client:
-        burst = [asyncio.create_task(client.post(path, json=body)) for _ in range(8)]
-        await until(lambda: len([one for one in burst if one.done()]) == 7, what="refusals of all but one")
-        ended = [one for one in burst if one.done()]
-        assert all("too_many_streams" in one.result().text for one in ended)
-        assert len(server.gateway.streams) == 1
-        for one in burst:
-            one.cancel()
-        await asyncio.gather(*burst, return_exceptions=True)
-    await until(lambda: not server.gateway.streams, what="the end of what waited for nobody")
-    assert await begun(server) == 1
+async def test_burst_takes_no_more_places_than_there_are(server: Served) -> None:
+    for number, (path, body) in enumerate([*WAITING.items(), *STREAMING.items()], 1):
+        async with server.as_(await server.token("*")) as client:
+            burst = [asyncio.create_task(client.post(path, json=body)) for _ in range(8)]
+            await until(lambda burst=burst: sum(one.done() for one in burst) == 7, what=f"refusals of {path}")
+            assert all("too_many_streams" in one.result().text for one in burst if one.done()), path
+            assert len(server.gateway.streams) == 1
+            for one in burst:
+                one.cancel()
+            await asyncio.gather(*burst, return_exceptions=True)
+        await until(lambda: not server.gateway.streams, what="the end of what waited for nobody")
+        assert await begun(server) == number, path
 
 
 async def test_a_reader_that_leaves_leaves_no_task_behind(server: Served) -> None:

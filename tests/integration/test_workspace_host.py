@@ -29,7 +29,8 @@ from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import Workspaces
 
 CONVERSATION = "conversation"
-SANDBOXES = ["bwrap", "none"]
+in_each_sandbox = pytest.mark.parametrize("sandbox", ["bwrap", "none"], indirect=True)
+"""For what the sandbox takes part in; the others are the same without one."""
 
 
 def bash(action_id: int, command: str) -> tuple[int, str, dict[str, str]]:
@@ -37,9 +38,9 @@ def bash(action_id: int, command: str) -> tuple[int, str, dict[str, str]]:
     return action_id, "bash", {"command": command}
 
 
-@pytest.fixture(params=SANDBOXES)
+@pytest.fixture
 def sandbox(request: pytest.FixtureRequest) -> str:
-    return request.param
+    return str(getattr(request, "param", "bwrap"))
 
 
 @pytest.fixture
@@ -62,6 +63,7 @@ def workspace(root: Path) -> Path:
     return path
 
 
+@in_each_sandbox
 async def test_a_killed_tool_worker_loses_nothing_and_nothing_runs_twice(
     workspaces: Workspaces, root: Path, sandbox: str, workspace: Path
 ) -> None:
@@ -93,6 +95,7 @@ async def test_the_shell_of_a_killed_tool_worker_goes_on(workspaces: Workspaces,
     assert result.value["content"] == "/usr\n1\n1"
 
 
+@in_each_sandbox
 async def test_killed_host_leaves_an_unknown_outcome_repeated_only_by_permission(
     workspaces: Workspaces, root: Path, workspace: Path
 ) -> None:
@@ -116,6 +119,7 @@ async def test_killed_host_leaves_an_unknown_outcome_repeated_only_by_permission
     assert (workspace / "effects").read_text() == "effect\neffect\n"
 
 
+@in_each_sandbox
 async def test_process_reusing_a_host_number_after_reboot_is_left_alone(
     workspaces: Workspaces, run: Terminal, root: Path
 ) -> None:
@@ -141,6 +145,7 @@ async def test_process_reusing_a_host_number_after_reboot_is_left_alone(
         bystander.wait()
 
 
+@in_each_sandbox
 async def test_close_leaves_no_process(workspaces: Workspaces, run: Terminal, root: Path) -> None:
     await run("sleep 1000 & setsid sleep 1001 & (setsid sh -c 'trap \"\" HUP TERM INT; sleep 1002 & sleep 1003' &)")
     await run("env -i setsid sleep 1004 &")
@@ -198,6 +203,7 @@ async def test_waiter_on_a_closed_workspace_starts_no_host(
         assert not HostFolder(root, CONVERSATION).is_alive
 
 
+@in_each_sandbox
 async def test_close_kills_a_host_that_does_not_answer(workspaces: Workspaces, run: Terminal, root: Path) -> None:
     await run("sleep 1000 &")
     found = processes(root, CONVERSATION)
@@ -206,6 +212,7 @@ async def test_close_kills_a_host_that_does_not_answer(workspaces: Workspaces, r
     assert alive(found) == []
 
 
+@in_each_sandbox
 @pytest.mark.parametrize(
     ("command", "exit_code"),
     [
@@ -253,6 +260,7 @@ async def test_a_command_that_waits_for_its_turn_can_be_cancelled(workspaces: Wo
     gate.open()
 
 
+@in_each_sandbox
 async def test_a_host_ends_when_nobody_needs_it(root: Path, sandbox: str, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     async with opened(root, sandbox=sandbox, ttl_seconds=0.3) as workspaces:
@@ -331,6 +339,7 @@ async def test_idle_connections_are_let_go_and_found_again(workspaces: Workspace
     assert await workspaces.interrupt("never-opened", None) is False
 
 
+@in_each_sandbox
 async def test_user_directory_keeps_its_path_and_binding(workspaces: Workspaces, tmp_path: Path, sandbox: str) -> None:
     project = tmp_path / "project"
     project.mkdir()

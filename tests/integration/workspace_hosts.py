@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import psutil
 
 from tests.programs import command_of
 from tool_worker.sandbox.docker import ContainerSettings
+from tool_worker.settings import load_tool_settings
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
@@ -103,14 +104,26 @@ class Gate:
 
 
 def client(
-    root: Path, sandbox: str, conversation_id: str, action_id: int, command: str, *, image: str = ""
+    root: Path,
+    sandbox: str,
+    conversation_id: str,
+    action_id: int,
+    command: str,
+    *,
+    image: str = "",
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """Start a new session that runs one command as a tool worker would, and prints the result as JSON."""
+    """Start a new session that runs one command as a tool worker would, and prints the result as JSON.
+
+    Args:
+        variables: The settings of a tool worker; its containers are used instead of those with the image.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(root), sandbox, conversation_id, str(action_id), command, image],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        env={**os.environ, **(variables or {})},
         start_new_session=True,
     )
 
@@ -169,7 +182,8 @@ async def ready(descriptor: int) -> None:
 
 async def _main() -> None:
     root, sandbox, conversation_id, action_id, command, image = sys.argv[1:]
-    workspaces = Workspaces(Path(root), sandbox=sandbox, containers=ContainerSettings((image,) if image else ()))
+    containers = ContainerSettings((image,)) if image else load_tool_settings().containers
+    workspaces = Workspaces(Path(root), sandbox=sandbox, containers=containers)
     workspace = await workspaces.open(conversation_id)
     result = await workspace.run(int(action_id), "bash", {"command": command, "timeout": LIMIT_SECONDS})
     sys.stdout.write(json.dumps({**result.value, "is_unknown": result.is_unknown, "is_replayed": result.is_replayed}))

@@ -18,7 +18,7 @@ from tests.controller_parts import CID, check_snapshots
 from tests.replay.mixed_history import MixedHistory
 
 PARTS = 4
-SEEDS = 80
+SEEDS = 40
 MORE_SEEDS = 2_000
 MORE_PARTS = 16
 THINGS = (20, 60)

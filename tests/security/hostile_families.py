@@ -77,7 +77,6 @@ FIELDS: Mapping[str, tuple[bytes, ...]] = {
 """The names of fields that somebody reads, by a part of the key."""
 OURS = frozenset({"deck:store"})
 """Workers end, and must, when the store says that it is another one; see `test_hostile_store_facts`."""
-VERBS = {"hash": "HSET", "zset": "ZADD", "stream": "XADD", "set": "SADD", "string": "SET", "list": "RPUSH"}
 
 
 @dataclass(frozen=True)

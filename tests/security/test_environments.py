@@ -106,6 +106,7 @@ def test_tool_workers_get_the_variables_of_the_checkpoints_cloud() -> None:
 
 def test_tool_workers_get_the_variables_that_programs_need() -> None:
     given = {"NODE_EXTRA_CA_CERTS": "/ca.pem", "PLAYWRIGHT_BROWSERS_PATH": "/browsers", "TEMP": "/t", "TMP": "/t"}
+    given |= {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     assert make_worker_environment(TOOLS, SECRETS | given) == given
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from broker.coordination.membership import Membership
 from broker.coordination.quarantine import Quarantine
-from broker.log.deletion import EXPIRED_CODE, expire
+from broker.log.deletion import expire
+from broker.log.status import EXPIRED_CODE
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.client.tasks.spec import TaskSpec

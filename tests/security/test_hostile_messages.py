@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import redis
 from celery import Celery
 
@@ -24,6 +24,8 @@ from tests.security.hostile_messages import (
     to_bytes,
 )
 from tests.stores import RealServer, emptied
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROLES = ("controller", "tool")
 COMMAND_CHANNEL = "/1.celery.pidbox"
@@ -90,10 +92,10 @@ def _runs(stats: dict[str, Any]) -> int:
     return int(stats["total"].get(TASK, 0))
 
 
-@pytest.fixture
-async def crew(tmp_path: Path, valkey_server: RealServer) -> AsyncIterator[Crew]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crew(tmp_path_factory: pytest.TempPathFactory, valkey_server: RealServer) -> AsyncIterator[Crew]:
     await emptied(valkey_server.url)
-    async with FaultCluster(tmp_path).running() as cluster:
+    async with FaultCluster(tmp_path_factory.mktemp("crew")).running() as cluster:
         crew = Crew(cluster, valkey_server)
         await crew.start()
         yield crew

@@ -61,7 +61,7 @@ async def run(workspaces: Workspaces) -> Terminal:
 def test_the_best_sandbox_of_this_machine_holds(tmp_path: Path) -> None:
     no_image = "no image is named (DECKHANDS_DOCKER_IMAGES)"
     reasons = {name: sandbox.reason_unavailable() for name, sandbox in make_sandboxes(tmp_path).items()}
-    assert reasons == {"bwrap": None, "docker": no_image, "none": None}
+    assert reasons == {"bwrap": None, "docker": no_image, "kubernetes": no_image, "none": None}
     report = run_self_test(find_best_sandbox(tmp_path))
     assert report.sandbox == "bwrap"
     assert {result.name for result in report.results} == PROBES
@@ -124,7 +124,7 @@ def test_kernel_settings_need_the_mounts_that_cover_them(tmp_path: Path, bwrap: 
 
 
 def test_sandboxes_that_there_are_not(tmp_path: Path) -> None:
-    assert [*make_sandboxes(tmp_path)] == ["bwrap", "docker", "none"]
+    assert [*make_sandboxes(tmp_path)] == ["bwrap", "docker", "kubernetes", "none"]
     with pytest.raises(SandboxUnavailable, match="There is no sandbox 'chroot'"):
         find_sandbox("chroot", tmp_path)
     with pytest.raises(SandboxUnavailable, match=r"docker does not work on this machine: no image is named"):

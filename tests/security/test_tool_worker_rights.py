@@ -10,16 +10,23 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import MessageAction
-from broker.contract.codec import checksum_of, to_entry
+from broker.contract.codec import checksum_of, find_kinds, to_entry
 from broker.contract.events import Action, ConversationCreated, Event, EventSource, PartyStopped
 from broker.contract.fencing import Ownership
 from broker.contract.file_events import FileReadObservation
 from broker.contract.kinds import FAILURES, ToolCallMetadata
-from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
+from broker.contract.observations import (
+    AgentStateChangedObservation,
+    CmdOutputObservation,
+    ErrorObservation,
+    OutcomeUnknownObservation,
+)
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed, NothingToDo
-from broker.coordination.ownership import DispatchOutcome, Owners
+from broker.coordination.crash_attribution import Mark
+from broker.coordination.ownership import ClaimedConversation, DispatchOutcome, Owners
 from broker.coordination.wakeups import WorkerMailbox, settle_results
 from broker.log.append_call import Closed
+from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import record_gap, record_reported_gap
@@ -29,7 +36,7 @@ from broker.secrets.masking import MASK
 from broker.secrets.references import SecretReference
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store, open_store
-from tests.broker_parts import CID, claim, command, enter, message, output
+from tests.broker_parts import CID, bury, claim, command, enter, message, output
 from tests.security.test_role_rights import serving_with
 from tests.served_stores import Server, allowed_of, refusals
 
@@ -94,6 +101,12 @@ async def world_on(server: Server) -> AsyncIterator[World]:
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     async with serving_with(request.param, tmp_path) as server, world_on(server) as found:
         yield found
+
+
+async def claim_whole(store: Store, worker_id: str) -> ClaimedConversation:
+    found = await Owners(store).claim(CID, worker_id)
+    assert isinstance(found, ClaimedConversation)
+    return found
 
 
 async def test_claimed_action_is_answered_with_its_capability(world: World) -> None:
@@ -232,7 +245,7 @@ async def test_a_capability_allows_nothing_but_an_answer(world: World, what: str
 
 
 def test_every_action_names_the_kinds_that_answer_it() -> None:
-    actions = {kind: one for kind, one in Event.KINDS.items() if one.runnable or kind == "action.execute"}
+    actions = {kind: one for kind, one in find_kinds().items() if one.runnable or kind == "action.execute"}
     for kind, action in actions.items():
         assert issubclass(action, Action)
         named = set(action.answered_by) or {kind.replace("action.", "observation.")}
@@ -594,6 +607,71 @@ async def test_loss_that_a_tool_worker_reports_is_checked(world: World, is_true:
     kinds = [event.kind for event in await world.log.read(CID)]
     assert ("observation.events_lost" in kinds) is is_true
     assert await refusals(world.server) == []
+
+
+async def test_forged_crash_marks_make_no_dead_letter(world: World) -> None:
+    ownership = await claim(world.controller, "w1")
+    names = world.tool.known_keys(CID)
+    await world.tool.call("HSET", names.meta, "crashes", 99, "mark", 1, "late", 99)
+    for forgery in (("HSET", names.grants, "crashes", 99), ("ZADD", names.shard.dead, 1, CID)):
+        with pytest.raises(DeckhandsError):
+            await world.tool.call(*forgery)
+    assert await bury(world.controller, "w1") == 1
+    found = await claim_whole(world.controller, "undertaker")
+    assert (found.crashes, await Conversations(world.controller).list_dead_letters()) == (1, [])
+    assert found.ownership.token > ownership.token
+
+
+async def test_forged_crash_marks_hide_no_suspect(world: World) -> None:
+    names, owners = world.tool.known_keys(CID), Owners(world.controller)
+    for number in range(1, 4):
+        await enter(world.controller, f"suspect-{number}")
+        ownership = await claim(world.controller, f"suspect-{number}")
+        assert await owners.mark(ownership, Mark.ACTING)
+        await world.tool.call("HDEL", names.meta, "crashes", "mark", "late")
+        for removal in (
+            ("HDEL", names.grants, "crashes"),
+            ("HDEL", names.grants, "mark"),
+            ("ZREM", names.shard.dead, CID),
+        ):
+            with pytest.raises(DeckhandsError):
+                await world.tool.call(*removal)
+        await bury(world.controller, f"suspect-{number}")
+    assert await Conversations(world.controller).list_dead_letters() == [CID]
+
+
+async def test_tool_worker_leaves_a_dead_owner_to_those_who_count(world: World) -> None:
+    await claim(world.controller, "w1")
+    tool = await enter(world.tool, "t2", node="n1")
+    assert await bury(world.controller, "w1", by=tool) == 0
+    assert await bury(world.controller, "t1", by=tool) == 1  # which owns no conversation
+    assert await bury(world.controller, "w1") == 1
+    assert (await claim_whole(world.controller, "undertaker")).crashes == 1
+    assert await refusals(world.server) == []
+
+
+@pytest.mark.parametrize("count", ["x", "1e400", "-7", "1.5", "", "9" * 30, "50"])
+async def test_forged_count_of_an_action_ends_nothing_but_that_action(world: World, count: str) -> None:
+    await world.dispatch()
+    (_delivery,) = await world.take()
+    once = world.tool.known_keys(CID).once
+    for field in ("n", "f", "m"):
+        await world.tool.call("HSET", once, f"{field}:{ACTION}", count)
+    await bury(world.controller, "t1")
+    await enter(world.tool, "t2", node="n1")
+    queue = ActionQueue(world.tool, world.controller.all_shards[0], worker_id="t2", node="n1", pools=("bash",))
+    (again,) = [one for one in await queue.read(limit=8) if isinstance(one, ActionDelivery)]
+    found = await queue.claim(again)
+    assert isinstance(found, ActionReclaimed)
+    assert 1 <= found.attempt <= 1_001
+    assert await queue.mark(again, Mark.ACQUITTED)
+    # After too many deaths, a worker answers without running the action; the conversation continues.
+    unknown = OutcomeUnknownObservation(content="It was abandoned.", cause=ACTION)
+    checksum = checksum_of(again.entry)
+    await world.tool_log.append_observation(CID, unknown, worker_id="t2", place=again.location, checksum=checksum)
+    assert [event.kind for event in await world.observations()] == ["observation.outcome_unknown"]
+    assert await Conversations(world.controller).list_dead_letters() == []
+    await queue.aclose()
 
 
 def test_page_names_what_a_tool_worker_cannot_do() -> None:

@@ -1,32 +1,46 @@
-"""Leaps of virtual time over spans in which every party only finds nothing: beats, and reads without an entry.
+"""Leaps of virtual time over spans in which every party would only repeat looks that find nothing: beats, and reads.
 
-A model call, a command or a pause of a person lasts minutes to hours, while a worker beats twice a second. When all have
-looked once and found nothing, and nothing is due, a span is left out: all clocks advance by it, and what is repeated
-(beats, blocked reads, looks) happens so much later, as does its trace in the store.
+A model call, a command or a pause of a person lasts minutes to hours, while a worker beats twice a second. When nothing
+travels, nothing is due, and no party has anything left to do, a span is left out: all clocks advance by it. Beats,
+blocked reads and upkeep happen so much later, as does their trace in the store; a look of a worker at its work that
+would fall into the span happens at its end.
 
-Holds: no span is left out while a message travels, a fault lasts, a worker is missing or a wake-up is unanswered; none
-reaches beyond the end of a call, command or pause, or a time that is due in the store. After each, all look again.
-What a worker does after a certain time without news happens late by at most the larger of `SHORT_LEAP_SECONDS` and the
-time that it has waited.
+Holds: no span is left out while a message travels, a fault lasts, a worker is missing or a wake-up is unanswered, and
+after a fault not before every worker has beaten; none reaches beyond the end of a call, command or pause, another timer
+of what happens, or a time that is due in the store. What a worker finds by a look happens late by at most the larger of
+`SHORT_LEAP_SECONDS` and the time that it has waited.
 """
 
-import asyncio
 import math
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
 
-from broker.coordination.membership import BEATS_PER_FACTS, HEARTBEAT_SECONDS
+from broker.coordination.membership import BEATS_PER_FACTS, HEARTBEAT_SECONDS, Membership
+from broker.runtime.clock import wait_for_tick
 from broker.testing.keyspace import SortedSet
 from broker.testing.memory_store import end_read
 from tests.simulation.simulated_cluster import Cluster
-from tests.simulation.virtual_loop import SimulatedProcess
+from tests.simulation.virtual_loop import Pause, SimulatedProcess
+from tests.simulation.wire import ProcessConnection
 from tool_worker.worker.node.usage_bounds import SWEEP_SECONDS
+from tool_worker.worker.steps.stop_orders import ANSWER_CHECK_SECONDS
 from tool_worker.workspace.launch.host_connection import ANSWER_LIMIT_SECONDS
 
-REPEATED_SECONDS = 1.05
-"""The longest pause between two looks of one party, but for blocked reads and those of tool workers below."""
-LOOKS_OF_TOOL_WORKERS = (BEATS_PER_FACTS * HEARTBEAT_SECONDS, SWEEP_SECONDS, ANSWER_LIMIT_SECONDS)
-"""At their offers, at the workspaces, and whether the host that runs a command lives."""
-ROUND_SECONDS = 1.15
-"""In this time all have looked."""
+PAUSES = {
+    ProcessConnection.travel.__code__: Pause.TRAVEL,
+    wait_for_tick.__code__: Pause.LOOK,  # of a process at its work
+    Membership.wait_for_next_beat.__code__: Pause.BEAT,
+}
+OF_TOOL_WORKERS = {
+    ANSWER_CHECK_SECONDS: Pause.LOOK,  # whether the log answers an action
+    ANSWER_LIMIT_SECONDS: Pause.LOOK,  # whether the host that runs a command lives
+    BEATS_PER_FACTS * HEARTBEAT_SECONDS: Pause.BEAT,  # what they offer
+    SWEEP_SECONDS: Pause.BEAT,  # the bounds of workspaces
+}
+"""Their further pauses, by length."""
+STILL_SECONDS = 0.15
+"""For how long nothing may have happened; what follows from something follows in the same moment, but for its travel."""
 LATE_BEAT_SECONDS = 1.0
 SHORT_LEAP_SECONDS = 30.0
 
@@ -42,13 +56,17 @@ class IdleSpans:
         self.leapt = 0.0
         self._cluster = cluster
         self._latency = cluster.wire.latency_seconds
-        self._changed_at = self._leapt_at = 0.0
+        self._changed_at = self._leapt_at = self._troubled_at = 0.0
+        self._struck = 0
 
-    def is_repeated(self, handle: asyncio.TimerHandle, process: SimulatedProcess, delay: float) -> bool:
+    def classify(self, callback: Callable[..., Any], process: SimulatedProcess, delay: float, by: CodeType) -> Pause:
         """See `Leaps`."""
-        if delay <= REPEATED_SECONDS or handle._callback is end_read:  # type: ignore[attr-defined]
-            return True
-        return process.name.startswith("tools") and any(abs(delay - look) < 1e-6 for look in LOOKS_OF_TOOL_WORKERS)
+        if callback is end_read:
+            return Pause.BEAT
+        found = PAUSES.get(by)
+        if found is None and process.name.startswith("tools"):
+            found = OF_TOOL_WORKERS.get(round(delay, 6))
+        return Pause.WORK if found is None else found
 
     def note_change(self, now: float) -> None:
         """See `Leaps`."""
@@ -63,10 +81,11 @@ class IdleSpans:
     def find_longest(self, now: float) -> float:
         """See `Leaps`."""
         wire, server = self._cluster.wire, self._cluster.server
-        changed_at = max(self._changed_at, server.changed_at)
-        if now - max(changed_at, self._leapt_at) < ROUND_SECONDS or now <= wire.travelling_until:
+        if len(wire.struck) != self._struck or self._cluster.is_troubled or not server.is_serving:
+            self._struck, self._troubled_at = len(wire.struck), now
             return 0.0
-        if not server.is_serving or wire.latency_seconds != self._latency or self._cluster.is_troubled:
+        changed_at = max(self._changed_at, server.changed_at)
+        if now - max(changed_at, self._leapt_at) < STILL_SECONDS or wire.latency_seconds != self._latency:
             return 0.0
         return min(max(SHORT_LEAP_SECONDS, now - changed_at), self._find_due(now))
 
@@ -78,7 +97,8 @@ class IdleSpans:
             if not isinstance(value, SortedSet):
                 continue
             if key.endswith(b":workers"):
-                if any(now - server.beats.get(worker, -math.inf) > LATE_BEAT_SECONDS for worker in value):
+                earliest = max(self._troubled_at, now - LATE_BEAT_SECONDS)
+                if any(server.beats.get(worker, -math.inf) <= earliest for worker in value):
                     return 0.0
             elif key.endswith(b":unread"):
                 return 0.0

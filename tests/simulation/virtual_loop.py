@@ -16,7 +16,9 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
+from enum import IntEnum
 from random import Random
+from types import CodeType
 from typing import Any, Protocol, TypeVar
 
 from broker.testing.manual_clock import ManualClock
@@ -27,12 +29,27 @@ MAX_CALLBACKS = 2_000_000
 TASKS_KEPT = 1_000
 """After how many new tasks those that have ended are forgotten."""
 LEAST_LEAP_SECONDS = 0.5
+FRAMES_OF_A_SLEEP = 3
+"""From `call_at` to the coroutine that sleeps: `call_later`, and `asyncio.sleep`."""
 
 _process: contextvars.ContextVar[SimulatedProcess] = contextvars.ContextVar("process")
 
 
 class RanDry(AssertionError):
     """Nothing is left to run, and the awaited event has not happened."""
+
+
+class Pause(IntEnum):
+    """What a timer ends."""
+
+    WORK = 0
+    """Something that happens: no span behind it is left out."""
+    TRAVEL = 1
+    """The travel of a message: no span behind it is left out, but its arrival alone is nothing that happens."""
+    LOOK = 2
+    """A pause between two looks; if it ends in a span that is left out, the look comes at the end of that."""
+    BEAT = 3
+    """A pause between two beats, or a blocked read; it lasts longer by a span that is left out."""
 
 
 class Leaps(Protocol):
@@ -42,8 +59,12 @@ class Leaps(Protocol):
         """Return how long a span from now on may be left out; 0: none."""
         ...
 
-    def is_repeated(self, handle: asyncio.TimerHandle, process: SimulatedProcess, delay: float) -> bool:
-        """Return whether a timer belongs to what all repeat while nothing happens."""
+    def classify(self, callback: Callable[..., Any], process: SimulatedProcess, delay: float, by: CodeType) -> Pause:
+        """Return what a new timer ends.
+
+        Args:
+            by: the code of the coroutine that sleeps, if it is a sleep.
+        """
         ...
 
     def note_change(self, now: float) -> None:
@@ -112,8 +133,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._clock = clock
         self._random = random
         self._awake: list[SimulatedProcess] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimulatedProcess, float]] = []
-        """When each is due, its number, handle and process, and after how long it was due when it was set."""
+        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimulatedProcess, Pause]] = []
+        """When each is due, its number, handle and process, and what it ends."""
         self.leaps: Leaps | None = None
         self._number = 0
         self._tasks: list[asyncio.Task[Any]] = []
@@ -161,10 +182,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self.leaps is not None:
             self._leap(self.leaps)
         while self._timers:
-            when, _, handle, process, delay = heapq.heappop(self._timers)
+            when, _, handle, process, pause = heapq.heappop(self._timers)
             if process.is_dead or handle.cancelled():
                 continue
-            if self.leaps is not None and not self.leaps.is_repeated(handle, process, delay):
+            if self.leaps is not None and pause is Pause.WORK:
                 self.leaps.note_change(when)
             self._clock.advance(max(0.0, when - self._clock.monotonic()))
             self._wake(process, handle)
@@ -172,24 +193,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         raise RanDry("nothing is left to run")
 
     def _leap(self, leaps: Leaps) -> None:
-        """Leave out a span in which all would repeat what they have just done: what is repeated happens after it."""
+        """Leave out a span in which all would only repeat what they have just done."""
         now = self.time()
         seconds = leaps.find_longest(now)
         if seconds < LEAST_LEAP_SECONDS:
             return
-        repeated, others = [], []
-        for timer in self._timers:
-            when, number, handle, process, delay = timer
-            if not handle.cancelled() and not process.is_dead:
-                (repeated if leaps.is_repeated(handle, process, delay) else others).append(timer)
-        seconds = math.floor(min([seconds, *(timer[0] - now for timer in others)]) * 1_000) / 1_000
+        timers = [timer for timer in self._timers if not timer[2].cancelled() and not timer[3].is_dead]
+        due = min((timer[0] for timer in timers if timer[4] in (Pause.WORK, Pause.TRAVEL)), default=math.inf)
+        seconds = math.floor(min(seconds, due - now) * 1_000) / 1_000
         if seconds < LEAST_LEAP_SECONDS:
             return
-        for when, number, handle, process, delay in repeated:
-            handle._when = when + seconds  # type: ignore[attr-defined]
-            others.append((when + seconds, number, handle, process, delay))
-        heapq.heapify(others)
-        self._timers = others
+        self._timers = []
+        for when, number, handle, process, pause in timers:
+            then = when + seconds if pause is Pause.BEAT else max(when, now + seconds)
+            handle._when = then  # type: ignore[attr-defined]
+            self._timers.append((then, number, handle, process, pause))
+        heapq.heapify(self._timers)
         self._clock.advance(seconds)
         leaps.note_leap(now, seconds)
 
@@ -232,8 +251,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         context = context if context is not None else contextvars.copy_context()
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        delay = when - self._clock.monotonic()
-        heapq.heappush(self._timers, (when, self.next_number(), handle, context.get(_process, self.world), delay))
+        process, pause = context.get(_process, self.world), Pause.WORK
+        if self.leaps is not None:
+            delay, by = when - self._clock.monotonic(), sys._getframe(FRAMES_OF_A_SLEEP).f_code
+            pause = self.leaps.classify(callback, process, delay, by)
+        heapq.heappush(self._timers, (when, self.next_number(), handle, process, pause))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:

@@ -54,7 +54,6 @@ class Wire:
         faults: boundary → its fault.
         latency_seconds: the longest time that a command, and its reply, travels; each time drawn by `random`.
         trace: if `is_traced`, a line for each boundary: time, process, number, and a checksum of the data.
-        travelling_until: when the last message arrives.
         passed: every boundary reached so far: `before <command>` or `after <command>`.
         struck: the faults that struck: boundary, fault, process, command.
         stopped: for how many seconds each process was stopped since its last beat.
@@ -73,7 +72,6 @@ class Wire:
     passed: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     struck: list[tuple[int, Fault, str, str]] = field(default_factory=list)
-    travelling_until: float = 0.0
     stopped: dict[str, float] = field(default_factory=dict)
     lapsed: Counter[str] = field(default_factory=Counter)
     connections: dict[SimulatedProcess, list[MemoryConnection]] = field(default_factory=dict)
@@ -322,7 +320,7 @@ class ProcessConnection:
         if server.is_away:
             raise StoreUnavailable("Cannot connect to the store: connection refused.")
         breaks = server.breaks
-        await self._travel("command")
+        await self.travel("command")
         if server.breaks != breaks:
             raise OutcomeUnknown("The connection to the store was lost before the reply.")
         refusal: Exception | None = None
@@ -330,20 +328,19 @@ class ProcessConnection:
             reply = await call()
         except Exception as error:  # noqa: BLE001  (it travels back like any other reply)
             reply, refusal = None, error
-        await self._travel("reply")
+        await self.travel("reply")
         if server.breaks != breaks:
             raise OutcomeUnknown("The connection to the store was lost before the reply.")
         if refusal is not None:
             raise refusal
         return reply
 
-    async def _travel(self, what: str) -> None:
+    async def travel(self, what: str) -> None:
         """Travel for a while; earlier messages on the same connection are not overtaken."""
         if self._wire.latency_seconds:
             loop = self._wire.loop
             arrival = loop.time() + self._wire.random.random() * self._wire.latency_seconds
             self._arrivals[what] = max(arrival, self._arrivals[what])
-            self._wire.travelling_until = max(self._wire.travelling_until, self._arrivals[what])
             await asyncio.sleep(self._arrivals[what] - loop.time())
 
     async def call(self, *command: Argument) -> Any:

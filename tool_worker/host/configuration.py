@@ -93,7 +93,7 @@ class HostConfiguration:
 
     @property
     def programs(self) -> dict[str, list[str]]:
-        """The command line of every tool that a program runs: our own programs and those in `sessions`."""
+        """The command line of each session program by its tool: our own programs, and those in `sessions`."""
         package = os.path.dirname(os.path.abspath(__file__))
         own = [sys.executable, "-I", "-S"]
         return {

@@ -84,17 +84,14 @@ class EventLoop:
                     callback = self._callbacks.get(fd, {}).get(event) if is_news else None
                     if callback is not None:
                         callback()
-            self._fire_due()
+            for timer in list(self._timers):
+                if timer.due is not None and timer.due <= self._clock():
+                    timer.due = None
+                    timer.callback()
 
     def stop(self) -> None:
         """Make `run` return after the current callback; other ready descriptors are skipped."""
         self._is_stopped = True
-
-    def _fire_due(self) -> None:
-        for timer in list(self._timers):
-            if timer.due is not None and timer.due <= self._clock():
-                timer.due = None
-                timer.callback()
 
     def _watch(self, fd: int, event: int, callback: Callable[[], None] | None) -> None:
         callbacks = self._callbacks.setdefault(fd, {})

@@ -362,7 +362,7 @@ class HostServer:
 
     def _launch(self, execution: Execution, call: BashCall) -> None:
         if self._journal_start(execution):
-            execution.session = self._terminals.begin(call, lambda result: self._finish(execution, result))
+            execution.session = self._terminals.start(call, lambda result: self._finish(execution, result))
 
     def _journal_start(self, execution: Execution) -> bool:
         """Record the start in the journal; if that fails, reply to the waiting clients that nothing was started."""

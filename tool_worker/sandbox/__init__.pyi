@@ -1,10 +1,13 @@
 from .bwrap import WRAPPER_COMMAND as WRAPPER_COMMAND, BubblewrapSandbox as BubblewrapSandbox
-from .choice import AUTO as AUTO, BUILT_IN as BUILT_IN, find_capabilities as find_capabilities
+from .choice import AUTO as AUTO, BUILT_IN as BUILT_IN, CHOSEN_BY_NAME as CHOSEN_BY_NAME
+from .choice import find_capabilities as find_capabilities
 from .choice import find_sandbox as find_sandbox, make_sandboxes as make_sandboxes
 from .sandbox import Capabilities as Capabilities
 from .control_groups import ControlGroups as ControlGroups, GroupLimits as GroupLimits
-from .docker import ContainerSettings as ContainerSettings, DockerSandbox as DockerSandbox
-from .docker import is_image_name as is_image_name
+from .containers import CODE_ROOT as CODE_ROOT, ClusterAccess as ClusterAccess, ContainerSettings as ContainerSettings
+from .containers import KubernetesSettings as KubernetesSettings, is_image_name as is_image_name
+from .docker import DockerSandbox as DockerSandbox
+from .kubernetes.pods import KubernetesSandbox as KubernetesSandbox
 from .egress import CONTROL_FD as CONTROL_FD, EGRESS_LISTENER_FD as EGRESS_LISTENER_FD
 from .none import NoSandbox as NoSandbox, find_temporary_directory as find_temporary_directory
 from .sandbox import DOCUMENT_PACKAGES as DOCUMENT_PACKAGES, find_document_packages as find_document_packages

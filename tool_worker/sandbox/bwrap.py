@@ -114,6 +114,10 @@ class BubblewrapSandbox:
         # short.
         return [enclosure.mount_at, *TEMPORARY, "/dev"]
 
+    def forbidden_addresses(self) -> Sequence[str]:
+        """See `Sandbox.forbidden_addresses`."""
+        return ()
+
     def options(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.options`."""
         executable = _find_executable()

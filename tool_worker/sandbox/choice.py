@@ -16,15 +16,19 @@ from typing import Any
 from broker.tools import entry_points
 from tool_worker.errors import SandboxUnavailable
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.sandbox.docker import ContainerSettings, DockerSandbox
+from tool_worker.sandbox.containers import ContainerSettings
+from tool_worker.sandbox.docker import DockerSandbox
+from tool_worker.sandbox.kubernetes.pods import KubernetesSandbox
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Capabilities, Sandbox
 
 AUTO = "auto"
 ENTRY_POINTS = "deckhands.sandboxes"
 BUILT_IN: dict[str, Capabilities] = {
-    sandbox.name: sandbox.capabilities for sandbox in (BubblewrapSandbox, DockerSandbox, NoSandbox)
+    sandbox.name: sandbox.capabilities for sandbox in (BubblewrapSandbox, DockerSandbox, KubernetesSandbox, NoSandbox)
 }
+CHOSEN_BY_NAME = frozenset(("kubernetes", "none"))
+"""The sandboxes of ours that `auto` does not choose."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +50,8 @@ def make_sandboxes(files: Path, containers: ContainerSettings | None = None) -> 
         containers: The operator's settings for containers.
     """
     containers = containers or ContainerSettings()
-    in_order: list[Sandbox] = [BubblewrapSandbox(files), DockerSandbox(containers), NoSandbox()]
+    in_order: list[Sandbox] = [BubblewrapSandbox(files), DockerSandbox(containers)]
+    in_order += [KubernetesSandbox(files, containers), NoSandbox()]
     for name in sorted(entry_points(ENTRY_POINTS).names - BUILT_IN.keys()):
         made = _make_of_package(name, files, containers)
         if isinstance(made, str):
@@ -64,7 +69,7 @@ def find_best_sandbox(files: Path, containers: ContainerSettings | None = None) 
     """
     reasons = []
     for sandbox in make_sandboxes(files, containers).values():
-        if not sandbox.capabilities.confines_programs or sandbox.name not in BUILT_IN:
+        if sandbox.name in CHOSEN_BY_NAME or sandbox.name not in BUILT_IN:
             continue
         reason = sandbox.reason_unavailable()
         if reason is None:
@@ -92,7 +97,7 @@ def find_sandbox(name: str, files: Path, containers: ContainerSettings | None = 
             raise SandboxUnavailable(
                 f"{_make_of_package(name, files, containers)}.", remedy="Repair or reinstall its package."
             )
-        remedy = "Use auto, bwrap, docker or none, or install the package that has it."
+        remedy = "Use auto, bwrap, docker, kubernetes or none, or install the package that has it."
         raise SandboxUnavailable(f"There is no sandbox {name!r}.", remedy=remedy)
     if reason := sandbox.reason_unavailable():
         raise SandboxUnavailable(f"The sandbox {name} does not work on this machine: {reason}.")

@@ -1,7 +1,7 @@
 """The docker sandbox: one container per workspace, through this machine's engine and its command line.
 
 A process started by an engine inherits no descriptors from us. The host gets its descriptors through a socket, which
-is mounted as its `ENTRANCE`, answers one caller and is then useless (see `launch/descriptor_handover`).
+is mounted as its `ENTRANCE`, answers one caller and is then useless (see `launch/host_launch`).
 
 Holds:
     - A container has no network unless one was requested, no capability and no way to gain one. It has a read-only
@@ -13,15 +13,13 @@ Does not: fetch images. Does not protect against users who can reach the engine,
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused
+from tool_worker.sandbox.containers import CODE_ROOT, HOME, HOST_NAME, ContainerSettings, change_owner, find_owner
 from tool_worker.sandbox.sandbox import (
     HOST_CODE,
     PACKAGE_ROOT,
@@ -35,66 +33,19 @@ from tool_worker.sandbox.sandbox import (
     find_interpreter,
 )
 
-HOME = "/home/agent"
-HOST_NAME = "workspace"
-ENTRANCE = "/run/deckhands/entrance"
-ROOT_SUBSTITUTE_UID = 1000
-"""The owner of directories created while running as root."""
+ENTRANCE = f"{CODE_ROOT}/entrance"
 LIMIT_SECONDS = 60.0
 LABEL = "deckhands"
 
-_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*|\[[0-9a-fA-F:]+\])"
-_IMAGE_NAME = re.compile(
-    rf"(?:{_HOST}(?::[0-9]+)?/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha(?:256:[0-9a-f]{{64}}|512:[0-9a-f]{{128}}))?"
-)
-"""Follows the engine's grammar of image references."""
-_NAME_LIMIT = 255
-
 # The first process of a container exposes its image's environment to all others in it; this one clears it.
 _WITHOUT_ENVIRONMENT = "import os,sys; os.execve(sys.executable, [sys.executable, *sys.argv[1:]], {})"
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerSettings:
-    """The operator's settings for containers.
-
-    Attributes:
-        images: patterns of allowed images; the first one is the default image.
-        engine: address of the engine, `unix://…`; empty: the default one.
-        cpus: the number of CPUs that a container may use; None for all.
-    """
-
-    images: tuple[str, ...] = ()
-    engine: str = ""
-    cpus: float | None = None
-
-    def choose_image(self, image: str) -> str:
-        """Return the image to use.
-
-        Raises:
-            WorkspaceRefused: the requested image is not allowed.
-        """
-        image = image or next(iter(self.images), "")
-        if image and not is_image_name(image):
-            raise WorkspaceRefused(f"{image!r} is not the name of an image.", remedy="Write one such as team/build:7.")
-        if image in self.images[:1] or any(fnmatchcase(image, pattern) for pattern in self.images):
-            return image
-        raise WorkspaceRefused(
-            f"This node runs no container of the image {image!r}.", remedy="Ask for one of DECKHANDS_DOCKER_IMAGES."
-        )
-
-
-def is_image_name(text: str) -> bool:
-    """Return whether the engine would take this for the name of an image, rather than for an option."""
-    return len(text) <= _NAME_LIMIT and _IMAGE_NAME.fullmatch(text) is not None
 
 
 class DockerSandbox:
     """Runs programs in containers; a `Sandbox`."""
 
     name = "docker"
-    code_root = "/run/deckhands"
+    code_root = CODE_ROOT
     capabilities = Capabilities(confines_programs=True, inherits_descriptors=False, runs_images=True)
     reach = "their own workspace and container; where a conversation was given the network, that of the engine's bridge"
     system_call_filter = b""  # the engine brings its own; the host adds ours (see `host/descriptor_receiver`)
@@ -104,11 +55,9 @@ class DockerSandbox:
 
     def reason_unavailable(self) -> str | None:
         """See `Sandbox.reason_unavailable`."""
-        if not self._containers.images:
-            return "no image is named (DECKHANDS_DOCKER_IMAGES)"
+        if problem := self._containers.find_image_problem():
+            return problem
         image = self._containers.images[0]
-        if not is_image_name(image):
-            return f"the first of DECKHANDS_DOCKER_IMAGES must be the name of an image; {image!r} is not"
         try:
             self._ask("version", "--format", "{{.Server.Version}}")
             if not self._ask("image", "ls", "--quiet", image).strip():
@@ -140,6 +89,10 @@ class DockerSandbox:
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""
         return [enclosure.mount_at, "/tmp", HOME, "/dev"]  # noqa: S108  (inside the container)
+
+    def forbidden_addresses(self) -> Sequence[str]:
+        """See `Sandbox.forbidden_addresses`."""
+        return ()
 
     def options(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.options`.
@@ -194,7 +147,7 @@ class DockerSandbox:
         return [executable, *(("--host", self._containers.engine) if self._containers.engine else ())]
 
     def _bounds(self, enclosure: Enclosure) -> Iterator[str]:
-        user, group = _find_owner(enclosure)
+        user, group = find_owner(enclosure)
         yield from ("--rm", "--pull", "never", "--user", f"{user}:{group}", "--hostname", HOST_NAME)
         yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--ipc", "private")
         yield from ("--log-driver", "none", "--ulimit", "core=0", "--entrypoint", "")
@@ -214,7 +167,7 @@ class DockerSandbox:
             if source is None:
                 yield from ("--tmpfs", f"{path}:{size},{modes[path]}")
             else:
-                _change_owner(source, user, group)
+                change_owner(source, user, group)
                 yield from _make_mount(source, path, is_writable=True)
         yield from ("--shm-size", str(enclosure.temporary_bytes))
         for name in enclosure.environment_names:
@@ -245,36 +198,6 @@ def _make_mount(source: Path, target: str, *, is_writable: bool = False) -> tupl
 def _make_labels(enclosure: Enclosure) -> Iterator[str]:
     for name, value in enclosure.labels.items():
         yield from ("--label", f"{LABEL}.{name}={value}")
-
-
-def _find_owner(enclosure: Enclosure) -> tuple[int, int]:
-    """Return the user that a container runs as: the owner of its directory.
-
-    A directory of ours first gets another owner.
-    """
-    directory = enclosure.workspace
-    found = directory.stat()
-    if found.st_uid != 0:
-        return found.st_uid, found.st_gid
-    if not enclosure.is_own:
-        raise WorkspaceRefused(
-            f"{directory} belongs to root, and no program in a container may run as root.",
-            remedy="Give it to another user.",
-        )
-    _change_owner(directory, ROOT_SUBSTITUTE_UID, ROOT_SUBSTITUTE_UID)
-    return ROOT_SUBSTITUTE_UID, ROOT_SUBSTITUTE_UID
-
-
-def _change_owner(directory: Path, user: int, group: int) -> None:
-    """Give a directory of ours and its content to a user, unless that user owns it."""
-    found = directory.stat()
-    if (found.st_uid, found.st_gid) == (user, group) or os.geteuid() != 0:
-        return
-    # the top last, because its owner marks the change as complete
-    for folder, folders, files in os.walk(directory, topdown=False):
-        for name in (*folders, *files):  # folders include links to folders
-            os.chown(Path(folder, name), user, group, follow_symlinks=False)
-        os.chown(folder, user, group, follow_symlinks=False)
 
 
 def _render_reason(error: Exception) -> str:

@@ -74,6 +74,10 @@ class NoSandbox:
         """See `Sandbox.writable`."""
         return ()
 
+    def forbidden_addresses(self) -> Sequence[str]:
+        """See `Sandbox.forbidden_addresses`."""
+        return ()
+
     def options(self, enclosure: Enclosure) -> Sequence[str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.options`."""
         return ()

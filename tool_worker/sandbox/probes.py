@@ -1,7 +1,7 @@
 """Probes that try to escape from a sandbox, run inside it.
 
-Usage: `python -I -S probes.py '{"canary": …, "outside": …, "port": …}'`. Each probe returns the thing it reached, or
-None. Standard output is a JSON object of these results by probe name.
+Usage: `python -I -S probes.py '{"canary": …, "outside": …, "addresses": …}'`. Each probe returns the thing it reached,
+or None. Standard output is a JSON object of these results by probe name.
 
 Holds: a successful probe only reads a file, or opens it for writing without writing. The machine stays unchanged.
 """
@@ -56,12 +56,13 @@ def change_kernel(_: dict[str, str]) -> str | None:
 
 
 def connect_to_machine(settings: dict[str, str]) -> str | None:
-    """Connect to a port on the machine's loopback interface."""
-    try:
-        socket.create_connection(("127.0.0.1", int(settings["port"])), timeout=2).close()
-    except OSError:
-        return None
-    return f"127.0.0.1:{settings['port']}"
+    """Connect to a port on the machine's loopback interface, or to another address that serves every program."""
+    for address in settings["addresses"].split():
+        host, _, port = address.rpartition(":")
+        with suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=2).close()
+            return address
+    return None
 
 
 def gain_capability(_: dict[str, str]) -> str | None:

@@ -41,10 +41,11 @@ class ResourceLimits:
     """Limits for the shell of a workspace and all its child processes. None: Deckhands sets no limit.
 
     Attributes:
-        processes: at the same time. Without control groups, the kernel exempts the machine's root.
+        processes: maximum number at the same time. Without control groups, the kernel exempts the machine's root.
         open_files: per process.
         file_bytes: maximum size of a written file.
-        memory_bytes: total of all programs with control groups, else per process; by default half of the machine's.
+        memory_bytes: with control groups, the total of all programs; else per process. The default is half of the
+            machine's memory.
     """
 
     processes: int | None = 4096
@@ -139,6 +140,7 @@ class Capabilities:
             limits apply per process.
         packages_at: the directory where programs see the packages that read documents. Empty if these are `read_only`
             paths of an enclosure.
+        start_limit_seconds: how long the start of a host may take that receives its descriptors through a socket.
     """
 
     confines_programs: bool = False
@@ -146,6 +148,7 @@ class Capabilities:
     runs_images: bool = False
     uses_control_groups: bool = False
     packages_at: str = ""
+    start_limit_seconds: float = 60.0
 
 
 class Sandbox(Protocol):
@@ -194,6 +197,10 @@ class Sandbox(Protocol):
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """Return the writable directories, as programs inside see them; empty: all."""
+        ...
+
+    def forbidden_addresses(self) -> Sequence[str]:
+        """Return further addresses, `HOST:PORT`, that a program without network must not reach; for the self-test."""
         ...
 
     def options(self, enclosure: Enclosure) -> Sequence[str]:

@@ -77,14 +77,14 @@ class Architecture:
     numbers: dict[str, int]
 
 
-def _numbers(table: str) -> dict[str, int]:
+def _parse_numbers(table: str) -> dict[str, int]:
     words = (table + _SHARED_NUMBERS).split()
     return {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
 
 
 _X86_64 = Architecture(
     0xC000003E,
-    _numbers(
+    _parse_numbers(
         """
         open 2 ioctl 16 socket 41 socketpair 53 clone 56 creat 85 chmod 90 fchmod 91 ptrace 101 syslog 103 mknod 133
         uselib 134 setpriority 141 sched_setparam 142 sched_setscheduler 144 vhangup 153 modify_ldt 154
@@ -99,7 +99,7 @@ _X86_64 = Architecture(
 )
 _AARCH64 = Architecture(
     0xC00000B7,
-    _numbers(
+    _parse_numbers(
         """
         lookup_dcookie 18 ioctl 29 ioprio_set 30 mknodat 33 umount2 39 mount 40 pivot_root 41 nfsservctl 42 fchmod 52
         fchmodat 53 openat 56 vhangup 58 quotactl 60 acct 89 unshare 97 kexec_load 104 init_module 105
@@ -142,54 +142,58 @@ def _make_program(architecture: Architecture) -> Iterator[_Instruction]:
     yield _fail(errno.ENOSYS)
     for name in REFUSED:
         if name in numbers:
-            yield from _when(numbers[name], [_fail(errno.EPERM)])
+            yield from _run_if_equal(numbers[name], [_fail(errno.EPERM)])
     for name in UNKNOWN:
-        yield from _when(numbers[name], [_fail(errno.ENOSYS)])
-    yield from _host_rules(numbers)
-    yield from _mode_rules(numbers)
-    yield from _when(
+        yield from _run_if_equal(numbers[name], [_fail(errno.ENOSYS)])
+    yield from _make_host_rules(numbers)
+    yield from _make_mode_rules(numbers)
+    yield from _run_if_equal(
         numbers["clone"],
-        [_load(_argument(0)), (_ANY_BIT, 0, 1, NAMESPACE_FLAGS), _fail(errno.EPERM), _allow()],
+        [_load(_find_offset(0)), (_ANY_BIT, 0, 1, NAMESPACE_FLAGS), _fail(errno.EPERM), _allow()],
     )
     for name in ("socket", "socketpair"):
-        yield from _when(numbers[name], list(_socket_rules()))
-    requests = [step for value in REFUSED_TERMINAL_REQUESTS.values() for step in _when(value, [_fail(errno.EPERM)])]
-    yield from _when(numbers["ioctl"], [_load(_argument(1)), *requests, _allow()])
+        yield from _run_if_equal(numbers[name], list(_make_socket_rules()))
+    requests = [
+        step for value in REFUSED_TERMINAL_REQUESTS.values() for step in _run_if_equal(value, [_fail(errno.EPERM)])
+    ]
+    yield from _run_if_equal(numbers["ioctl"], [_load(_find_offset(1)), *requests, _allow()])
     yield _allow()
 
 
-def _host_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
-    of_host = _when(HOST_PID, [_fail(errno.EPERM)])
+def _make_host_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
+    of_host = _run_if_equal(HOST_PID, [_fail(errno.EPERM)])
     for name in PROCESS_CALLS:
-        yield from _when(numbers[name], [_load(_argument(0)), *of_host, _allow()])
+        yield from _run_if_equal(numbers[name], [_load(_find_offset(0)), *of_host, _allow()])
     for name, whole_user in PROCESS_SET_CALLS.items():
-        of_user = _when(whole_user, [_fail(errno.EPERM)])
-        yield from _when(numbers[name], [_load(_argument(0)), *of_user, _load(_argument(1)), *of_host, _allow()])
+        of_user = _run_if_equal(whole_user, [_fail(errno.EPERM)])
+        yield from _run_if_equal(
+            numbers[name], [_load(_find_offset(0)), *of_user, _load(_find_offset(1)), *of_host, _allow()]
+        )
 
 
-def _mode_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
+def _make_mode_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
     judged = [(_ANY_BIT, 0, 1, SET_ID_BITS), _fail(errno.EPERM), _allow()]
     for name, position in MODE_AT.items():
         if name in numbers:
-            yield from _when(numbers[name], [_load(_argument(position)), *judged])
+            yield from _run_if_equal(numbers[name], [_load(_find_offset(position)), *judged])
     making = [(_ANY_BIT, 1, 0, CREATION_FLAGS), _allow()]
     for name, position in MODE_OF_NEW_AT.items():
         if name in numbers:
-            flags = _load(_argument(position - 1))
-            mode = _load(_argument(position))
-            yield from _when(numbers[name], [flags, *making, mode, *judged])
+            flags = _load(_find_offset(position - 1))
+            mode = _load(_find_offset(position))
+            yield from _run_if_equal(numbers[name], [flags, *making, mode, *judged])
 
 
-def _socket_rules() -> Iterator[_Instruction]:
-    yield _load(_argument(0))
+def _make_socket_rules() -> Iterator[_Instruction]:
+    yield _load(_find_offset(0))
     for family in SOCKET_FAMILIES.values():
-        yield from _when(family, [_allow()])
-    routing_only = [_load(_argument(2)), *_when(0, [_allow()]), _fail(errno.EAFNOSUPPORT)]
-    yield from _when(_AF_NETLINK, routing_only)
+        yield from _run_if_equal(family, [_allow()])
+    routing_only = [_load(_find_offset(2)), *_run_if_equal(0, [_allow()]), _fail(errno.EAFNOSUPPORT)]
+    yield from _run_if_equal(_AF_NETLINK, routing_only)
     yield _fail(errno.EAFNOSUPPORT)
 
 
-def _when(value: int, steps: list[_Instruction]) -> list[_Instruction]:
+def _run_if_equal(value: int, steps: list[_Instruction]) -> list[_Instruction]:
     """Return instructions that run if the loaded value equals this one. They must end with a verdict."""
     return [(_EQUAL, 0, len(steps), value), *steps]
 
@@ -198,7 +202,7 @@ def _load(offset: int) -> _Instruction:
     return (_LOAD, 0, 0, offset)
 
 
-def _argument(position: int) -> int:
+def _find_offset(position: int) -> int:
     """Return the offset of the lower half of an argument, the only part of it that the kernel reads here."""
     return _ARGUMENTS_AT + 8 * position
 

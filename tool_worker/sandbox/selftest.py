@@ -50,14 +50,21 @@ class SelfTestReport:
         return tuple(result for result in self.results if result.reached is not None)
 
 
-def run_self_test(sandbox: Sandbox) -> SelfTestReport:
-    """Try to escape from a sandbox. Takes about 0.1 s.
+def run_self_test(sandbox: Sandbox, files: Path | None = None) -> SelfTestReport:
+    """Try to escape from a sandbox. Takes about 0.1 s, and with containers as long as one starts.
+
+    Args:
+        files: Existing directory for the test's own files, where the sandbox can show them; None for the machine's
+            /tmp.
 
     Raises:
         SandboxUnavailable: the probes could not run in it.
     """
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _set_up_targets(Path(folder)) as settings:
-        _remove_left(Path(folder).lstat().st_mtime - LEFT_SECONDS)
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, dir=files) as folder,
+        _set_up_targets(Path(folder), sandbox.forbidden_addresses()) as settings,
+    ):
+        _remove_left(Path(folder).parent, Path(folder).lstat().st_mtime - LEFT_SECONDS)
         workspace = Path(folder, "workspace")
         workspace.mkdir()
         probes = workspace / _PROBES.name
@@ -65,8 +72,9 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
         mount_at = "/workspace" if sandbox.capabilities.confines_programs else str(workspace)
         program = [find_interpreter(), "-I", "-S", f"{mount_at}/{probes.name}", json.dumps(settings)]
         enclosure = Enclosure(workspace, mount_at, is_own=True, labels={"host": settings["argument"]})
+        limit_seconds = max(LIMIT_SECONDS, sandbox.capabilities.start_limit_seconds)
         try:
-            ended = run_confined(sandbox, program, enclosure)
+            ended = run_confined(sandbox, program, enclosure, limit_seconds)
             reached = json.loads(ended.stdout)
         except subprocess.CalledProcessError as error:
             raise _make_not_run(sandbox, error.stderr.decode("utf-8", "replace").strip()) from error
@@ -76,11 +84,13 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
     return SelfTestReport(sandbox.name, tuple(ProbeResult(name, target) for name, target in reached.items()))
 
 
-def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure) -> subprocess.CompletedProcess[bytes]:
+def run_confined(
+    sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure, limit_seconds: float = LIMIT_SECONDS
+) -> subprocess.CompletedProcess[bytes]:
     """Run a program as a host would be run, without an environment. Return its output.
 
     Raises:
-        subprocess.SubprocessError, OSError: it could not start, failed, or did not end within 20 seconds.
+        subprocess.SubprocessError, OSError: it could not start, failed, or did not end within the limit.
     """
     with ExitStack() as closing:
         descriptor = open_in_memory(closing, sandbox.system_call_filter)
@@ -90,7 +100,7 @@ def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure)
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=True,
-            timeout=LIMIT_SECONDS,
+            timeout=limit_seconds,
             pass_fds=[descriptor],
         )
 
@@ -110,9 +120,9 @@ def _make_not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"The self-test cannot run in the sandbox {sandbox.name}: {reason}")
 
 
-def _remove_left(newest: float) -> None:
+def _remove_left(files: Path, newest: float) -> None:
     """Remove the directories of killed workers that were created up to this time of the file system's clock."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for left in files.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = left.lstat()
             if found.st_uid == os.getuid() and found.st_mtime <= newest:
@@ -120,8 +130,8 @@ def _remove_left(newest: float) -> None:
 
 
 @contextmanager
-def _set_up_targets(folder: Path) -> Iterator[dict[str, str]]:
-    """Create the probes' targets: a process with a secret, a file and a listening port."""
+def _set_up_targets(folder: Path, addresses: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Create the probes' targets, besides given addresses: a process with a secret, a file and a listening port."""
     canary = secrets.token_hex(16)
     argument = secrets.token_hex(16)
     outside = folder / "outside"
@@ -135,6 +145,6 @@ def _set_up_targets(folder: Path) -> Iterator[dict[str, str]]:
             "canary": canary,
             "argument": argument,
             "outside": str(outside),
-            "port": str(listener.getsockname()[1]),
+            "addresses": " ".join([f"127.0.0.1:{listener.getsockname()[1]}", *addresses]),
         }
         target.communicate(timeout=LIMIT_SECONDS)

@@ -22,7 +22,7 @@ def spawn(command: Sequence[str], descriptors: Mapping[int, int]) -> int:
     """Start a command and return its process id.
 
     Args:
-        descriptors: by their number in the program; the caller closes its own copies.
+        descriptors: our descriptors by their number in the program; the caller closes its own copies.
 
     Raises:
         OSError: it cannot be started.

@@ -23,6 +23,7 @@ from tool_worker.host.sessions.programs import PROGRAMS
 from tool_worker.sandbox import (
     AUTO,
     BUILT_IN,
+    CHOSEN_BY_NAME,
     ContainerSettings,
     ControlGroups,
     Sandbox,
@@ -52,23 +53,28 @@ class MachineFinding:
     detail: str
 
 
-def examine(demanded: str = AUTO, containers: ContainerSettings | None = None) -> list[MachineFinding]:
+def examine(
+    demanded: str = AUTO, containers: ContainerSettings | None = None, files: Path | None = None
+) -> list[MachineFinding]:
     """Check the sandboxes and the other protections of this machine. Takes about a second.
 
     Args:
         demanded: The sandbox that workspaces use here.
-        containers: Settings of containers; without images, the `docker` sandbox is not checked.
+        containers: Settings of containers; without images, the `docker` sandbox is not checked, and `kubernetes` only
+            if it is demanded.
+        files: Existing directory of the node, where every sandbox can show files; None for the machine's /tmp.
     """
-    with tempfile.TemporaryDirectory(prefix="deckhands-examination-") as folder:
+    with tempfile.TemporaryDirectory(prefix="deckhands-examination-", dir=files) as folder:
         found = make_sandboxes(Path(folder), containers).values()
         confining = [sandbox for sandbox in found if sandbox.capabilities.confines_programs]
         needed = next((sandbox for sandbox in confining if sandbox.name == demanded), confining[0])
         findings = [
-            _check_sandbox(sandbox, is_needed=sandbox is needed)
+            _check_sandbox(sandbox, Path(folder), is_needed=sandbox is needed)
             for sandbox in confining
             if not sandbox.capabilities.runs_images
             or sandbox.name not in BUILT_IN
-            or (containers and containers.images)
+            or (sandbox.name not in CHOSEN_BY_NAME and containers and containers.images)
+            or sandbox is needed
         ]
     return [*findings, _check_filter(), _check_landlock(), _check_control_groups(), _check_room(demanded)]
 
@@ -86,13 +92,13 @@ def examine_programs(settings: ToolSettings) -> list[MachineFinding]:
     return findings
 
 
-def _check_sandbox(sandbox: Sandbox, *, is_needed: bool) -> MachineFinding:
+def _check_sandbox(sandbox: Sandbox, files: Path, *, is_needed: bool) -> MachineFinding:
     name = f"sandbox {sandbox.name}"
     reason = sandbox.reason_unavailable()
     if reason is not None:
         return MachineFinding(name, is_good=False, is_needed=is_needed, detail=reason)
     try:
-        report = run_self_test(sandbox)
+        report = run_self_test(sandbox, files)
     except SandboxUnavailable as error:
         return MachineFinding(name, is_good=False, is_needed=is_needed, detail=str(error))
     escapes = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
@@ -141,7 +147,8 @@ def _check_room(demanded: str) -> MachineFinding:
 def main() -> None:
     """Print the findings."""
     settings = load_tool_settings()
-    findings = [*examine(settings.variables.sandbox, settings.containers), *examine_programs(settings)]
+    files = settings.node_dir if settings.node_dir.is_dir() else None
+    findings = [*examine(settings.variables.sandbox, settings.containers, files), *examine_programs(settings)]
     sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")
 
 

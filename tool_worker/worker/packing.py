@@ -57,7 +57,8 @@ def pack(root: Directory, path: str, target: IO[bytes]) -> TransferAnswer:
             archive.members = []  # type: ignore[attr-defined]  # a hundred thousand of them would stay in memory
             files += 1
             size += _add_entry(archive, entry_name, entry, descriptor, room=TRANSFER_LIMITS.bytes - size)
-            if _has_special_bits(entry) and len(without_bits) < MAX_NAMED:
+            special_bits = entry.special_bits if isinstance(entry, TreeEntry) else entry.st_mode & SPECIAL_BITS
+            if special_bits and len(without_bits) < MAX_NAMED:
                 without_bits.append(entry_name.encode(errors="replace").decode()[:MAX_NAMED_CHARS])
     return TransferAnswer(files=files, size_bytes=size, without_bits=tuple(without_bits))
 
@@ -134,10 +135,6 @@ def _iter_entries(root: Directory, path: str, name: str) -> Iterator[tuple[str, 
                 continue
             with suppress(OSError, FileUnfit), directory.open_file(entry.path, follows_links=False) as descriptor:
                 yield f"{name}/{entry.path}", os.fstat(descriptor), descriptor
-
-
-def _has_special_bits(entry: TreeEntry | os.stat_result) -> bool:
-    return bool(entry.special_bits if isinstance(entry, TreeEntry) else entry.st_mode & SPECIAL_BITS)
 
 
 def _add_entry(

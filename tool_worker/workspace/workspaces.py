@@ -212,7 +212,7 @@ class Workspaces:
         return await self._sandboxes.get(AUTO)
 
     async def interrupt(self, conversation_id: str, action_id: int | None) -> bool:
-        """Stop an action, or the shell's current command if None; return whether anything ran. Starts no host.
+        """Stop an action; without an id, the shell's current command. Return whether anything ran. Starts no host.
 
         Raises:
             OSError, HostLost: The host does not answer.

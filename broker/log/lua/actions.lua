@@ -18,6 +18,7 @@ local turns = require('log/lua/turns')
 local actions = {}
 
 local NODES_LOOKED_AT = 16       -- by each action that joins the line of a pool
+local MOST_COUNTED = 1000        -- deaths with an action
 local WAITING_FOR_POOL = turns.WAITING .. ' p'
 
 local function add_action(stream, once, cid, action, bytes, workspace, is_for_pool, capability)
@@ -156,6 +157,19 @@ local function dispatch(keys, args)
   return {'enqueued'}
 end
 
+-- A count of `once`. Tool workers write these, so that one that was taken over may have: what cannot be a count is none, and
+-- what is too large for one has no further effect.
+local function count_of(once, field)
+  local count = store.number_of(store.get(once, field))
+  return count and math.floor(math.max(0, math.min(count, MOST_COUNTED))) or 0
+end
+
+local function count_up(once, field)
+  local count = count_of(once, field) + 1
+  redis.call('HSET', once, field, count)
+  return count
+end
+
 -- claim_action: claim an action before its side effect. From then on, the entry it is claimed with (q:<action>) carries
 -- it; copies of it are dropped.
 -- ARGV  cid, action id, worker, node, stream, entry,
@@ -216,16 +230,16 @@ local function claim_action(keys, args)
   local about = redis.call('HMGET', meta, 'moves', 'acks')
   local moves, acks = tonumber(about[1] or '') or 0, about[2]
   if before == worker or before == results.REFUSED then
-    local attempts = tonumber(store.get(once, 'n:' .. action)) or 1
+    local attempts = math.max(1, count_of(once, 'n:' .. action))
     return store.with_acks({'reclaimed', attempts, before, moves, hidden}, acks)
   end
   if not before then
-    return store.with_acks({'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves, hidden}, acks)
+    return store.with_acks({'claimed', count_up(once, 'n:' .. action), moves, hidden}, acks)
   end
   -- The first worker that dies with an action counts against it; after that, only one that died while it acted.
-  local attempts = tonumber(store.get(once, 'n:' .. action)) or 0
-  if attempts < 2 or store.get(once, 'm:' .. action) then attempts = redis.call('HINCRBY', once, 'n:' .. action, 1) end
-  if store.get(once, 'm:' .. action) == '3' then redis.call('HINCRBY', once, 'f:' .. action, 1) end
+  local attempts = count_of(once, 'n:' .. action)
+  if attempts < 2 or store.get(once, 'm:' .. action) then attempts = count_up(once, 'n:' .. action) end
+  if store.get(once, 'm:' .. action) == '3' then count_up(once, 'f:' .. action) end
   redis.call('HDEL', once, 'm:' .. action)
   redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
     'to', worker, 'at', store.now_ms(shard))
@@ -242,8 +256,7 @@ local function mark_action(keys, args)
   if args[3] == '1' or args[3] == '3' then redis.call('HSET', once, 'm:' .. action, args[3])
   else redis.call('HDEL', once, 'm:' .. action) end
   if args[3] == '2' then
-    local after = tonumber(store.get(once, 'f:' .. action) or 0) or 0
-    local attempts = tonumber(store.get(once, 'n:' .. action)) or 1
+    local after, attempts = count_of(once, 'f:' .. action), count_of(once, 'n:' .. action)
     if attempts > 2 + after then redis.call('HSET', once, 'n:' .. action, string.format('%.0f', 2 + after)) end
   end
   return {'marked'}

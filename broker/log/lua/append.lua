@@ -13,6 +13,7 @@ local callers = require('log/lua/callers')
 local conversations = require('log/lua/conversations')
 local history = require('log/lua/history')
 local labels = require('log/lua/labels')
+local marks = require('log/lua/marks')
 local results = require('log/lua/results')
 local secrets = require('log/lua/secrets')
 local shards = require('log/lua/shards')
@@ -56,12 +57,10 @@ end
 local NO_FIELDS = {}
 
 -- The fields read from the conversation, in one command: a call into the server costs more than all other work here.
-local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'crashes', 'mark',
-  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks', 'data_key',
-  'last_sum'}
-local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, AWAITED, NOTICED, OPEN_IN, CREATED,
-  DOUBLE_TEXTING, BUSY, PLANNED, TENANT, ACKS, DATA_KEY, LAST_SUM = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
-  18, 19, 20, 21
+local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'awaited', 'noticed',
+  'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant', 'acks', 'data_key', 'last_sum'}
+local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, AWAITED, NOTICED, OPEN_IN, CREATED, DOUBLE_TEXTING, BUSY,
+  PLANNED, TENANT, ACKS, DATA_KEY, LAST_SUM = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19
 
 -- The context of one append: keys, call, times, and the conversation's fields by their positions in READ. Its steps add
 -- `key`, which identifies a repetition, `whole` (see admission.decide) and `first`, and change `last`, `open_in` and
@@ -262,7 +261,7 @@ local function write_fields(a, update, relabels)
   if relabels and by ~= 'create' then labels.leave(a.shard, a.meta, a.cid) end
   redis.call('HSET', a.meta, unpack(update))
   if relabels or by == 'create' then labels.enter(a.shard, a.meta, a.cid, a.found[CREATED] or a.wall) end
-  if by == 'owner' and (a.found[CRASHES] or a.found[MARK]) then redis.call('HDEL', a.meta, 'crashes', 'late', 'mark') end
+  if by == 'owner' then marks.clear(a.base) end
 end
 
 -- Queue notices for ingress workers, waiting clients and webhooks, and remove an expired conversation from its timers.

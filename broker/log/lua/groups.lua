@@ -16,8 +16,11 @@ end
 
 groups.CONTROLLERS, groups.TOOLS, groups.INGRESSES = 'controllers', 'tools', 'ingresses'
 
+-- Create a group unless it exists. Returns its description.
 function groups.make(shard, stream, name)
-  if not groups.find(shard, stream, name) then redis.call('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM') end
+  local found = groups.find(shard, stream, name)
+  if not found then redis.call('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM') end
+  return found or {['last-delivered-id'] = '0-0', pending = 0}
 end
 
 function groups.id_parts(id)

@@ -1,9 +1,11 @@
 -- Ownership: the worker that decides for a conversation. Its fencing token grows with each claim.
--- Keys:  conversation base  :meta  owner, token, mark, crashes, late, orphan_of   :snapshot  string
+-- Keys:  conversation base  :meta  owner, token, orphan_of   :grants  mark, crashes, late, see marks.lua
+--                           :snapshot  string
 --        shard base         :worker:<id>:owned  set   :takeovers  stream
 
 local groups = require('log/lua/groups')
 local history = require('log/lua/history')
+local marks = require('log/lua/marks')
 local results = require('log/lua/results')
 local store = require('store/prelude')
 local tenants = require('log/lua/tenants')
@@ -58,7 +60,7 @@ local function claim(keys, args)
   if now > token then token = now end
   token = string.format('%.0f', token)
   redis.call('HSET', meta, 'owner', worker, 'token', token)
-  redis.call('HDEL', meta, 'rung', 'ready_id', 'mark')
+  redis.call('HDEL', meta, 'rung', 'ready_id')
   redis.call('ZREM', shard .. ':unread', cid)
   redis.call('ZREM', shard .. ':parked', cid)
   redis.call('SADD', owned, cid)
@@ -68,7 +70,7 @@ local function claim(keys, args)
     redis.call('HDEL', meta, 'orphan_of')
     redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'from', from, 'to', worker, 'at', now)
   end
-  local claimed = {'claimed', token, last, tonumber(store.get(meta, 'crashes')) or 0, store.get(meta, 'node') or '',
+  local claimed = {'claimed', token, last, marks.take_over(base), store.get(meta, 'node') or '',
     store.get(meta, 'closed') or ''}
   if args[4] then
     local class, tenant = unpack(redis.call('HMGET', meta, 'class', 'tenant'))
@@ -89,7 +91,8 @@ local function release(keys, args)
   if not history.remembers(base, seen, args[6]) then return {'lost', tonumber(last)} end
   if last ~= seen or results.are_waiting(base) then return {'news', tonumber(last)} end
   local owned = ownership.owned_by(shard, worker)
-  redis.call('HDEL', meta, 'owner', 'rung', 'mark', 'crashes', 'late')
+  redis.call('HDEL', meta, 'owner', 'rung')
+  marks.clear(base)
   redis.call('SREM', owned, cid)
   if delay ~= '' then redis.call('ZADD', shard .. ':parked', store.now_ms(shard) + tonumber(delay), cid) end
   return {'released'}
@@ -112,12 +115,8 @@ end
 -- count that came after such a wait ('3').
 -- ARGV  worker, token, '0' to '3'.  returns {'marked'} {'fenced'}
 local function mark(keys, args)
-  local meta = keys[1] .. ':meta'
-  if not ownership.is_owner(meta, args[1], args[2]) then return {'fenced'} end
-  if args[3] == '1' or args[3] == '3' then redis.call('HSET', meta, 'mark', args[3])
-  else redis.call('HDEL', meta, 'mark') end
-  local late = args[3] == '2' and store.get(meta, 'late')
-  if late then redis.call('HSET', meta, 'crashes', late) elseif args[3] == '2' then redis.call('HDEL', meta, 'crashes') end
+  if not ownership.is_owner(keys[1] .. ':meta', args[1], args[2]) then return {'fenced'} end
+  marks.note(keys[1], args[3])
   return {'marked'}
 end
 

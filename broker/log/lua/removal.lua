@@ -4,6 +4,7 @@
 
 local actions = require('log/lua/actions')
 local groups = require('log/lua/groups')
+local marks = require('log/lua/marks')
 local ownership = require('log/lua/ownership')
 local store = require('store/prelude')
 local wakeups = require('log/lua/wakeups')
@@ -57,11 +58,8 @@ local function hand_back(shard, worker, cid, now, how)
   local meta = shard .. ':c:' .. cid .. ':meta'
   if store.get(meta, 'owner') ~= worker then return end
   if how == 'crash' then
-    local crashes = tonumber(store.get(meta, 'crashes')) or 0
-    local mark = store.get(meta, 'mark')
-    if crashes == 0 or mark then crashes = crashes + 1 end
-    if mark == '3' then redis.call('HSET', meta, 'late', (tonumber(store.get(meta, 'late')) or 0) + 1) end
-    redis.call('HSET', meta, 'crashes', crashes, 'orphan_of', worker)
+    local crashes = marks.count(shard .. ':c:' .. cid)
+    redis.call('HSET', meta, 'orphan_of', worker)
     if crashes >= 3 then redis.call('ZADD', shard .. ':dead', now, cid) end
   end
   redis.call('HDEL', meta, 'owner')
@@ -69,8 +67,8 @@ local function hand_back(shard, worker, cid, now, how)
 end
 
 -- Hand back all work of a worker, at most `limit` items at a time. Returns whether it is done.
--- how  'crash': the first crash counts against a conversation; later ones only if the worker died during its step
---      (meta.mark). 'leave': does not count. A removal keeps its first `how`, even if another worker completes it.
+-- how  'crash': counts against its conversations, see marks.count. 'leave': does not.
+--      A removal keeps its first `how`, even if another worker completes it.
 function removal.remove(shard, worker, now, limit, how)
   local me = shard .. ':worker:' .. worker
   redis.call('ZADD', shard .. ':workers', 0, worker)

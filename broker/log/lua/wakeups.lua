@@ -6,6 +6,7 @@
 --        conversation base  :meta  rung: an earlier notification is unanswered   ready_id: the entry of that notification
 
 local groups = require('log/lua/groups')
+local marks = require('log/lua/marks')
 local store = require('store/prelude')
 local turns = require('log/lua/turns')
 local wakeups = {}
@@ -73,7 +74,7 @@ end
 local function requeue(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
   if not store.get(meta, 'last_id') then return {'missing'} end
-  redis.call('HDEL', meta, 'crashes', 'late', 'mark')
+  marks.clear(keys[1])
   redis.call('ZREM', shard .. ':dead', cid)
   wakeups.notify_again(shard, meta, cid, store.now_ms(shard))
   return {'requeued'}

@@ -12,6 +12,7 @@ local conversations = require('log/lua/conversations')
 local groups = require('log/lua/groups')
 local kinds = require('log/lua/kinds')
 local lost_nodes = require('log/lua/lost_nodes')
+local marks = require('log/lua/marks')
 local ownership = require('log/lua/ownership')
 local removal = require('log/lua/removal')
 local store = require('store/prelude')
@@ -62,15 +63,16 @@ local function register(keys, args)
 end
 
 local QUIET_MS = 250
+local REMOVALS = 4    -- of dead workers, by each beat
 
 -- Maintain a stream: recreate its group if it was lost, give back entries that a worker got after its removal (a server
 -- still serves the blocked read of a stopped process), and trim entries that are acknowledged.
 -- Returns whether no worker has an entry of it.
 local function maintain_stream(shard, stream, group, node)
-  groups.make(shard, stream, group)
-  local oldest = groups.find(shard, stream, group)['last-delivered-id']
-  local pending = redis.call('XPENDING', stream, group)
-  if pending[1] > 0 then
+  local found = groups.make(shard, stream, group)
+  local oldest, is_taken = found['last-delivered-id'], found['pending'] > 0
+  if is_taken then
+    local pending = redis.call('XPENDING', stream, group)
     oldest = pending[2]
     for _, holder in ipairs(pending[4]) do
       if not store.alive(shard, holder[1]) then removal.give_back(shard, stream, group, holder[1], 256) end
@@ -79,16 +81,22 @@ local function maintain_stream(shard, stream, group, node)
   redis.call('XTRIM', stream, 'MINID', oldest)
   if group == groups.CONTROLLERS then turns.pump(shard, stream, group, wakeups.hand_over_ready)
   else actions.pump_actions(shard, stream, node) end
-  return pending[1] == 0
+  return not is_taken
 end
 
 -- Do the work that is due in the whole shard.
 -- returns workers removed, conversations woken, repeated notifications, whether nothing was due
 local function do_due_work(shard, ttl, patience, now)
   local workers = shard .. ':workers'
-  local removed = 0
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
-    if store.attempt(shard, workers, dead, removal.remove, shard, dead, now, 256, 'crash') then removed = removed + 1 end
+  local removed, looked, dead = 0, 0, redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, REMOVALS * 16)
+  local may_count = #dead == 0 or marks.may_count(shard)
+  for _, worker in ipairs(dead) do
+    if looked < REMOVALS and (may_count or redis.call('SCARD', ownership.owned_by(shard, worker)) == 0) then
+      looked = looked + 1
+      if store.attempt(shard, workers, worker, removal.remove, shard, worker, now, 256, 'crash') then
+        removed = removed + 1
+      end
+    end
   end
   -- A deadline later than any beat can set was computed before a clock was set back.
   for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
@@ -117,7 +125,7 @@ local function do_due_work(shard, ttl, patience, now)
   if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
     is_quiet = maintain_stream(shard, shard .. ':ready:interactive', groups.CONTROLLERS) and is_quiet
   end
-  return removed, #due, notified, is_quiet and removed + #due + #unread == 0
+  return removed, #due, notified, is_quiet and #dead + #due + #unread == 0
 end
 
 -- tick: beat, and do all due work: remove dead workers, wake parked conversations, repeat lost notifications.
@@ -143,7 +151,8 @@ local function tick(keys, args)
     redis.call('ZADD', workers, store.now_ms(shard) + ttl, worker)
     return {'swept'}
   end
-  kinds.keep_of_role(shard, store.get(me .. ':about', 'role'))
+  local role = args[6] or store.get(me .. ':about', 'role')
+  kinds.keep_of_role(shard, role)
   local monotonic = tonumber(args[5] or '')
   local now = clock.keep_time(shard, worker, ttl, monotonic, not monotonic)
   redis.call('ZADD', workers, now + ttl, worker)
@@ -158,11 +167,9 @@ local function tick(keys, args)
   end
 
   lost_nodes.maintain_nodes(shard, me .. ':about', now)
-  local role = store.get(me .. ':about', 'role')
   if role == 'ingress' then groups.make(shard, shard .. ':notices', groups.INGRESSES) end
-  for _, stream in ipairs(actions.streams_of(shard, worker)) do
-    maintain_stream(shard, stream, groups.TOOLS, store.get(me .. ':about', 'node'))
-  end
+  local streams, node = actions.streams_of(shard, worker), store.get(me .. ':about', 'node')
+  for _, stream in ipairs(streams) do maintain_stream(shard, stream, groups.TOOLS, node) end
   return {'alive', removed, woken, notified, role == 'tool' and {} or conversations.find_expired(shard, now), now}
 end
 

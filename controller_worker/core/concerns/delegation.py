@@ -101,7 +101,7 @@ class Delegate:
         is_answered: the action has its observation; no step waits for it.
         refusal: why it cannot be started; empty if it can.
         iterations, budget_usd, tokens: its limits.
-        awaited: `all` or `any`: whether the next step waits for the end of all such delegates or of any; else empty.
+        awaited: `all` if the next step waits for all delegates marked so, `any` if one of them suffices; else empty.
         is_paused: its parent's agent has paused it. Its share stays reserved.
         is_stopping: its parent's agent has stopped it.
         is_forgotten: the action that asks for it was rolled back. Its end counts for the limits and is hidden from the

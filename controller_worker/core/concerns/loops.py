@@ -267,7 +267,7 @@ def _make_detection(state: State, loop: DetectedLoop) -> LoopDetectionObservatio
 
 
 def _hide_loop(state: State, loop: DetectedLoop, *, until: int) -> tuple[Event, ...]:
-    """Hide the loop from the model, but nothing up to the latest message."""
+    """Hide the events of the loop from the model, except those up to the user's latest message."""
     start = max(loop.start_id, state.inbox.last_message_id + 1)
     if start > until:
         return ()

@@ -49,7 +49,7 @@ class TaskList:
 
 
 def _after_action(plan: ProposedPlan, action: PlanAction, state: State) -> ProposedPlan:
-    """Record the plan under discussion; a confirmed copy may be edited."""
+    """Record the plan under discussion. If the user confirmed an edited copy, it counts as edited."""
     return ProposedPlan(action.id, action.plan, action.replaces is not None and action.plan != plan.text)
 
 

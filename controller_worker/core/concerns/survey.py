@@ -85,15 +85,13 @@ class Survey:
 
 def needs_survey(state: State) -> bool:
     """Return whether to survey the workspace, and to list the tools of the task's servers, before the first recall."""
-    setup, survey = state.setup, state.survey
-    if survey.is_over or not (_is_first_message(state) or (survey.is_repeated and _may_run(state))):
+    setup = state.setup
+    survey = state.survey
+    is_running = (state.lifecycle.requested or state.lifecycle.agent_state) is AgentState.RUNNING
+    if survey.is_over or not (_is_first_message(state) or (survey.is_repeated and is_running)):
         return False
     has_files = setup.workspace.path is not None or state.opening.is_open
     return bool(setup.mcp_servers) or (has_files and setup.agent.enable_workspace_skills)
-
-
-def _may_run(state: State) -> bool:
-    return (state.lifecycle.requested or state.lifecycle.agent_state) is AgentState.RUNNING
 
 
 def needs_script(state: State) -> bool:

@@ -45,7 +45,7 @@ def make_command(program: Sequence[str], descriptor: int, *, is_sandboxed: bool)
 
     Args:
         program: `PROGRAM`, or another one with the same protocol.
-        descriptor: of its socket, the same in the child.
+        descriptor: its socket's descriptor, the same in the child.
     """
     command = [*program, str(descriptor)]
     return [*_make_sandbox_command(), "--", *command] if is_sandboxed else command

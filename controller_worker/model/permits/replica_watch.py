@@ -24,7 +24,8 @@ ANSWER_SECONDS = 5.0
 MAX_REPORT_BYTES = 4 << 20
 MAX_CACHE_TOKENS = 1 << 40
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_LABEL = re.compile(r'(?<!\w)(\w{1,100})="((?:[^"\\]|\\.)*)"')  # each part starts at one place: never quadratic
+_PREFIXES = ("vllm:", "sglang:")
 _USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 _TOKENS = "sglang:max_total_num_tokens"
 _BLOCKS = "vllm:cache_config_info"
@@ -44,7 +45,7 @@ def parse_metrics(text: str) -> tuple[int | None, float | None]:
     tokens: list[float] = []
     uses: list[float] = []
     for line in text.splitlines():
-        if not (found := _SAMPLE.match(line)):
+        if not line.startswith(_PREFIXES) or not (found := _SAMPLE.match(line)):
             continue
         name, labels, value = found[1], dict(_LABEL.findall(found[2] or "")), _to_number(found[3])
         if name in _USE and value is not None:

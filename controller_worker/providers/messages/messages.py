@@ -62,9 +62,9 @@ class Message:
     Attributes:
         role: the author; `tool` is the result of one tool call.
         content: parts in order; empty for an assistant that only calls tools.
-        tool_calls: of an assistant, in the order written.
+        tool_calls: an assistant's calls, in the order written.
         tool_call_id: for a tool result: the call that it answers.
-        name: of a tool result, the tool.
+        name: the tool of a tool result.
         thinking_blocks: for an assistant: the blocks as the provider sent them, with signatures; they are sent back
             unchanged.
     """

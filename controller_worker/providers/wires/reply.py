@@ -34,7 +34,7 @@ class ParsedReply:
 
     Attributes:
         service_tier: the tier reported by the provider; empty without one.
-        told_usd: the cost reported by the provider; None without one.
+        reported_usd: the cost reported by the provider; None without one.
     """
 
     text: str

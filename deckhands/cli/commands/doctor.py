@@ -67,10 +67,11 @@ def doctor(options: DoctorOptions) -> None:
     Exits with 1 if something is missing that every action needs, or if an invariant is broken.
     """
     settings = CliSettings.from_env()
+    url = settings.url or Home(settings.home).cluster_url
     findings = [
         *examine_packages(),
         *examine_machine(settings.environment),
-        *_check_store(settings, None if options.all_logs else options.logs),
+        *(asyncio.run(_examine(url, None if options.all_logs else options.logs)) if url is not None else ()),
         *examine_retention(settings.environment),
     ]
     if options.as_json:
@@ -93,11 +94,6 @@ def _verdict(finding: Finding) -> str:
     if finding.name in (DEAD_LETTERS, FAILING, RETENTION) and not finding.is_needed:
         return "found"
     return "missing" if finding.is_needed else "weaker"
-
-
-def _check_store(settings: CliSettings, sample: int | None) -> list[Finding]:
-    url = settings.url or Home(settings.home).cluster_url
-    return [] if url is None else asyncio.run(_examine(url, sample))
 
 
 async def _examine(url: str, sample: int | None) -> list[Finding]:

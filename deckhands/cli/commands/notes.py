@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from broker.contract import ID_CHARS, MAX_NOTE_CHARS, NAME_PATTERN, MemorySpec, Note, NotebookKey
 from broker.coordination import Notebooks
-from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, new_key
+from broker.runtime import SYSTEM_CLOCK, UsageError, new_key
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import NAME_REMEDY, json_option, parse_memory
 from deckhands.client import NotebookFile, cluster_client, list_notebooks, print_json, print_text, render_table
@@ -78,14 +78,14 @@ def notes(options: NotesOptions) -> None:
     if is_local and options.tenant:
         raise UsageError("The notes of `deckhands run` have no tenant.", remedy="Leave --tenant out.")
     if options.project is None:
-        _show_notebooks(asyncio.run(_all(settings, is_local=is_local)), as_json=options.as_json)
+        _show_notebooks(asyncio.run(_count_notes(settings, is_local=is_local)), as_json=options.as_json)
         return
     memory = parse_memory(options.project, options.user)
     if not re.fullmatch(NAME_PATTERN, options.tenant):
         raise UsageError(f"The tenant's name cannot be {options.tenant!r}.", remedy=NAME_REMEDY)
     repository = NotebookKey.of(memory, tenant=options.tenant)
     if not options.changes:
-        _show(asyncio.run(_notes(settings, memory, repository, is_local=is_local)), as_json=options.as_json)
+        _show(asyncio.run(_read_notes(settings, memory, repository, is_local=is_local)), as_json=options.as_json)
         return
     say(asyncio.run(_change(settings, memory, repository, options, is_local=is_local)))
 
@@ -114,14 +114,16 @@ def _show(found: Sequence[Note], *, as_json: bool) -> None:
         print_text(f"{note.id}  {day}{words}  {note.text}")
 
 
-async def _all(settings: CliSettings, *, is_local: bool) -> dict[NotebookKey, int]:
+async def _count_notes(settings: CliSettings, *, is_local: bool) -> dict[NotebookKey, int]:
     if is_local:
         return dict(list_notebooks(Home(settings.home).notes))
     async with cluster_client(settings) as client:
         return await Notebooks(client.store).count_notes()
 
 
-async def _notes(settings: CliSettings, memory: MemorySpec, book: NotebookKey, *, is_local: bool) -> Sequence[Note]:
+async def _read_notes(
+    settings: CliSettings, memory: MemorySpec, book: NotebookKey, *, is_local: bool
+) -> Sequence[Note]:
     if is_local:
         return NotebookFile(Home(settings.home).notes, memory).notes
     async with cluster_client(settings) as client:
@@ -132,7 +134,7 @@ async def _change(
     settings: CliSettings, memory: MemorySpec, book: NotebookKey, options: NotesOptions, *, is_local: bool
 ) -> str:
     """Make the change, and return a sentence that reports it."""
-    note = None if options.text is None else _note_of(options.text, options.keywords)
+    note = None if options.text is None else _make_note(options.text, options.keywords)
     note_id = options.note_id
     file = NotebookFile(Home(settings.home).notes, memory)
     if is_local:
@@ -156,11 +158,9 @@ async def _change(
     return "The notebook is empty." if options.erase else f"The note {note_id} is removed."
 
 
-def _note_of(text: str, keywords: tuple[str, ...], clock: Clock = SYSTEM_CLOCK) -> Note:
+def _make_note(text: str, keywords: tuple[str, ...]) -> Note:
     try:
-        note_id = new_key()[:ID_CHARS]
-        now = clock.now()
-        return Note(id=note_id, text=text.strip(), keywords=keywords, written=now)
+        return Note(id=new_key()[:ID_CHARS], text=text.strip(), keywords=keywords, written=SYSTEM_CLOCK.now())
     except ValidationError as error:
         raise UsageError(
             f"The note has {len(text.strip())} characters.", remedy=f"Use 1 to {MAX_NOTE_CHARS}."

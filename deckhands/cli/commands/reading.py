@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,14 +24,10 @@ from deckhands.client import (
     ForkPoint,
     IsArchived,
     RunIsOver,
-    Stopped,
     Summary,
     Tally,
-    Until,
     clean_line,
     conversation_client,
-    fold_history,
-    has_ended,
     note,
     print_ascii,
     print_json,
@@ -44,6 +41,9 @@ from deckhands.client import (
 )
 from deckhands.settings import CliSettings
 
+if TYPE_CHECKING:
+    from deckhands.client import Stopped
+
 SECTION = "Read conversations"
 SUMMARIES = {
     "show": "Show the result of a conversation, or its state at any event.",
@@ -52,6 +52,8 @@ SUMMARIES = {
 }
 
 FORMATS = ("events", "openhands", "openhands-sdk", "atif", "inspect", "sft")
+FIRST_PAGE = 32
+"""How many events `logs` reads before it prints the first one."""
 WAITS = {
     "batch": "a batch of model calls at its provider (batch)",
     "delegate": "its delegates (delegate)",
@@ -115,6 +117,8 @@ def show(options: ShowOptions) -> None:
     stops: list[Stopped] = []
     if summary.state in (AgentState.STOPPED, AgentState.PAUSED):
         events = events or asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True))
+        from deckhands.client import fold_history
+
         stops = fold_history(events).stops.parties
     if options.as_json:
         more: dict[str, object] = {"wait_reason": waits_for} if waits_for else {}
@@ -235,7 +239,8 @@ async def _print_events(
     settings: CliSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
 ) -> None:
     """Print the existing events, each once it is read."""
-    async with contextlib.aclosing(read_pages(settings, conversation_id, is_lenient=True)) as pages:
+    found = read_pages(settings, conversation_id, is_lenient=True, first_size=FIRST_PAGE)
+    async with contextlib.aclosing(found) as pages:
         async for page in pages:
             for event in page:
                 printer.event(event)
@@ -245,6 +250,8 @@ async def _print_events(
 
 async def _follow(settings: CliSettings, conversation_id: str, printer: EventPrinter) -> Summary:
     """Print events until the conversation is over."""
+    from deckhands.client import Until, has_ended
+
     tally = Tally()
     async with (
         conversation_client(settings, conversation_id) as client,

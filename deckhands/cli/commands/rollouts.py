@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import tomllib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -19,27 +18,83 @@ from deckhands.cli.options import json_option
 from deckhands.client import Client, note, on_cluster, print_json, print_text, render_table
 from deckhands.rollouts import (
     Format,
+    RemoteRolloutRun,
     RolloutRun,
     RolloutSpec,
     StubEngine,
+    describe_runs,
     drive_all,
     export_rollouts,
     find_directory,
-    list_runs,
+    read_rows,
     serve_stub,
 )
+from deckhands.settings import CliSettings
 
 SECTION = "Evaluate agents"
 SUMMARIES = {"rollouts": "Collect rollouts for training: run, attach, ls, show, pause, resume, abort, weights, export."}
 SHOWN_EVENTS = 20
+SHOWN_RUNS = 1_000
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsOptions:
+    """Options of all commands."""
+
+    server: str | None
 
 
 @click.group()
-def rollouts() -> None:
+@click.option(
+    "--server",
+    metavar="URL",
+    help="Act at this server with the key DECKHANDS_API_KEY instead of at the store: run, ls, show, pause, resume, "
+    "abort and weights.",
+)
+@with_options(RolloutsOptions)
+def rollouts(options: RolloutsOptions) -> None:
     """Collect groups of trajectories with exact tokens and rewards, for training.
 
     docs/rollouts.md describes them.
     """
+    click.get_current_context().obj = options.server
+
+
+def find_server() -> tuple[str, str] | None:
+    """Return the address of the server to act at, and the key; None to act at the store."""
+    url = click.get_current_context().obj
+    return None if url is None else (url, CliSettings.from_env().api_key)
+
+
+def require_store(command: str) -> None:
+    """Refuse a command that a server does not offer.
+
+    Raises:
+        UsageError: `--server` is given.
+    """
+    if find_server() is not None:
+        raise UsageError(
+            f"`{command}` does not work at a server.", remedy="Leave --server out, or see docs/rollouts.md."
+        )
+
+
+def on_run(name: str, act: Callable[[RolloutRun | RemoteRolloutRun], Awaitable[Result]]) -> Result:
+    """Call a function with a run, at the server or at the store."""
+    if (server := find_server()) is None:
+
+        async def find(client: Client) -> Result:
+            return await act(await RolloutRun.open(client, name))
+
+        return on_cluster(find)
+    url, key = server
+
+    async def reach() -> Result:
+        async with RemoteRolloutRun(url, key, name) as found:
+            return await act(found)
+
+    return asyncio.run(reach())
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +208,14 @@ def run(options: RolloutsRunOptions) -> None:
     Its groups wait in the store until a trainer reads them.
     """
     spec = build_spec(options)
+    if (server := find_server()) is not None:
+        if options.name is not None or options.directory is not None or options.is_detached:
+            raise UsageError(
+                "--name, --directory and --detach are for runs at the store.",
+                remedy="Leave them out: the server chooses the name, and drivers of its operator drive the run.",
+            )
+        print_text(asyncio.run(_start_at(*server, spec)))
+        return
 
     async def act(client: Client) -> str:
         found = await RolloutRun.start(client, spec, name=options.name, directory=options.directory)
@@ -165,6 +228,11 @@ def run(options: RolloutsRunOptions) -> None:
         return found.name
 
     on_cluster(act)
+
+
+async def _start_at(url: str, key: str, spec: RolloutSpec) -> str:
+    async with await RemoteRolloutRun.start(url, key, read_rows(spec)) as found:
+        return found.name
 
 
 def build_spec(options: RolloutsRunOptions) -> RolloutSpec:
@@ -201,6 +269,7 @@ def attach(options: RolloutsAttachOptions) -> None:
 
     Without NAME, drive each run of the cluster, also those that start later, such as runs over HTTP.
     """
+    require_store("attach")
 
     async def act(client: Client) -> None:
         if options.name is None:
@@ -230,7 +299,8 @@ class RolloutsListOptions:
 @with_options(RolloutsListOptions)
 def ls(options: RolloutsListOptions) -> None:
     """List the runs, the latest change first."""
-    rows = on_cluster(_list_all)
+    server = find_server()
+    rows = on_cluster(_list_all) if server is None else asyncio.run(RemoteRolloutRun.list_all(*server))
     if options.as_json:
         print_json(rows)
         return
@@ -241,11 +311,7 @@ def ls(options: RolloutsListOptions) -> None:
 
 
 async def _list_all(client: Client) -> list[dict[str, Any]]:
-    rows = []
-    for name in await list_runs(client.store):
-        with contextlib.suppress(UsageError):  # it has expired
-            rows.append(await RolloutRun(client, name).describe())
-    return rows
+    return await describe_runs(client.store, limit=SHOWN_RUNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +329,14 @@ class RolloutsShowOptions:
 def show(options: RolloutsShowOptions) -> None:
     """Show a run: its specification, its state, its events and its groups."""
 
-    async def act(client: Client) -> dict[str, Any]:
-        found = await RolloutRun.open(client, options.name)
+    async def act(found: RolloutRun | RemoteRolloutRun) -> dict[str, Any]:
         about = await found.describe()
+        if isinstance(found, RemoteRolloutRun):
+            return {**about, "delivered": []}
         spec = (await found.load_spec()).model_dump(mode="json", exclude_defaults=True)
         return {**about, "spec": spec, "events": await found.list_events(), "delivered": await found.list_groups()}
 
-    about = on_cluster(act)
+    about = on_run(options.name, act)
     if options.as_json:
         print_json(about)
         return
@@ -296,7 +363,7 @@ class RolloutsNameOptions:
 @with_options(RolloutsNameOptions)
 def pause(options: RolloutsNameOptions) -> None:
     """Pause a run: no trajectory takes a further step, and engines are paused as configured."""
-    on_cluster(partial(_steer, options.name, "pause"))
+    on_run(options.name, lambda found: found.pause())
     note(f"The run is paused. `deckhands rollouts resume {options.name}` continues it.")
 
 
@@ -305,7 +372,7 @@ def pause(options: RolloutsNameOptions) -> None:
 @with_options(RolloutsNameOptions)
 def resume(options: RolloutsNameOptions) -> None:
     """Continue a paused run."""
-    on_cluster(partial(_steer, options.name, "resume"))
+    on_run(options.name, lambda found: found.resume())
 
 
 @rollouts.command()
@@ -313,12 +380,7 @@ def resume(options: RolloutsNameOptions) -> None:
 @with_options(RolloutsNameOptions)
 def abort(options: RolloutsNameOptions) -> None:
     """End a run: no further group is delivered, and its conversations are cancelled."""
-    on_cluster(partial(_steer, options.name, "abort"))
-
-
-async def _steer(name: str, verb: str, client: Client) -> None:
-    found = await RolloutRun.open(client, name)
-    await getattr(found, verb)()
+    on_run(options.name, lambda found: found.abort())
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,12 +397,7 @@ class RolloutsWeightsOptions:
 @with_options(RolloutsWeightsOptions)
 def weights(options: RolloutsWeightsOptions) -> None:
     """Record that the engines have the weights of VERSION from now on."""
-
-    async def act(client: Client) -> None:
-        found = await RolloutRun.open(client, options.name)
-        await found.weights_changed(options.version)
-
-    on_cluster(act)
+    on_run(options.name, lambda found: found.weights_changed(options.version))
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +416,7 @@ class RolloutsExportOptions:
 @with_options(RolloutsExportOptions)
 def export(options: RolloutsExportOptions) -> None:
     """Write the delivered groups into a file: a row for each segment of each trajectory."""
+    require_store("export")
 
     async def act(client: Client) -> int:
         found = await RolloutRun.open(client, options.name)

@@ -20,7 +20,7 @@ from deckhands.client import (
     RunIsOver,
     Why,
     clean_line,
-    conversation_client,
+    conversation_reader,
     explain,
     fold_history,
     print_json,
@@ -68,8 +68,8 @@ async def _why(settings: CliSettings, conversation_id: str) -> Why:
     is_run = home.has_run(conversation_id)
     logs = (home.run_folder(conversation_id) if is_run else home.cluster) / "logs"
     try:
-        async with conversation_client(settings, conversation_id) as client:
-            return await client.why(conversation_id, worker_logs=logs if logs.is_dir() else None)
+        async with conversation_reader(settings, conversation_id) as reader:
+            return await reader.why(conversation_id, worker_logs=logs if logs.is_dir() else None)
     except (RunIsOver, IsArchived):
         history = fold_history(await read_events(settings, conversation_id, is_lenient=True))
         now = SYSTEM_CLOCK.now()

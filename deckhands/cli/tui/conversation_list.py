@@ -50,9 +50,9 @@ CURSOR = Style(reverse=True)
 def heading(columns: int, *, by: str, is_turned: bool) -> str:
     """Return the line above the rows; an arrow marks the sort column."""
     cells = []
-    for name, width, sort in _columns(columns):
+    for name, width, sort in _fit_columns(columns):
         mark = ("^" if is_turned else "v") if sort == by else ""
-        cells.append(_cell(f"{name}{mark}", width, is_right=name in RIGHT))
+        cells.append(_render_cell(f"{name}{mark}", width, is_right=name in RIGHT))
     return fit_width(" ".join(cells), columns)
 
 
@@ -63,29 +63,29 @@ def row_text(row: CachedConversation, columns: int, now: float) -> str:
         "STATE": row.state.replace("_", " ") + waits,
         "STEPS": str(row.steps),
         "TOKENS": format_short_number(row.tokens),
-        "COST": _cost(row),
-        "UPDATED": _ago(now - row.updated),
-        "AGE": _ago(now - row.created),
+        "COST": _format_cost(row),
+        "UPDATED": _format_age(now - row.updated),
+        "AGE": _format_age(now - row.created),
         "CONVERSATION": row.conversation_id,
         "TITLE": row.title,
     }
-    cells = [_cell(values[name], width, is_right=name in RIGHT) for name, width, _ in _columns(columns)]
+    cells = [_render_cell(values[name], width, is_right=name in RIGHT) for name, width, _ in _fit_columns(columns)]
     line = fit_width(" ".join(cells), columns)
     return line + " " * (columns - measure_width(line))
 
 
-def _cost(row: CachedConversation) -> str:
+def _format_cost(row: CachedConversation) -> str:
     """Return the cost as `ls` does, in few characters."""
     if not row.has_unknown_cost:
         return f"${row.cost_usd:.4f}"
     return f">=${row.cost_usd:.4f}" if row.cost_usd else "unknown"
 
 
-def _columns(columns: int) -> list[tuple[str, int, str]]:
+def _fit_columns(columns: int) -> list[tuple[str, int, str]]:
     return [column for column in COLUMNS if columns >= NARROW or column[0] not in SPARE]
 
 
-def _cell(text: str, width: int, *, is_right: bool) -> str:
+def _render_cell(text: str, width: int, *, is_right: bool) -> str:
     if not width:
         return text
     shown = fit_width(text, width)
@@ -93,7 +93,7 @@ def _cell(text: str, width: int, *, is_right: bool) -> str:
     return blank + shown if is_right else shown + blank
 
 
-def _ago(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     if seconds < 86_400:
         return format_duration(seconds)
     return f"{seconds / 86_400:.0f} d"
@@ -164,15 +164,15 @@ class ConversationList(ScrollView, can_focus=True):
 
     def action_move(self, by: int) -> None:
         """Move the cursor by a number of rows."""
-        self._go(self._cursor + by)
+        self._move_cursor(self._cursor + by)
 
     def action_page(self, by: int) -> None:
         """Move the cursor by a number of screens."""
-        self._go(self._cursor + by * max(1, self.size.height - 1))
+        self._move_cursor(self._cursor + by * max(1, self.size.height - 1))
 
     def action_jump(self, at: int) -> None:
         """Move the cursor to a row; negative ones count from the end."""
-        self._go(at if at >= 0 else len(self.rows) + at)
+        self._move_cursor(at if at >= 0 else len(self.rows) + at)
 
     def action_open(self) -> None:
         """Open the conversation under the cursor."""
@@ -185,7 +185,7 @@ class ConversationList(ScrollView, can_focus=True):
         if at == self._cursor:
             self.action_open()
         elif at < len(self.rows):
-            self._go(at)
+            self._move_cursor(at)
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         """Move the cursor with the wheel."""
@@ -197,7 +197,7 @@ class ConversationList(ScrollView, can_focus=True):
         event.stop()
         self.action_move(-3)
 
-    def _go(self, at: int) -> None:
+    def _move_cursor(self, at: int) -> None:
         self._cursor = max(0, min(at, len(self.rows) - 1))
         self._show_cursor()
         self.refresh()

@@ -77,7 +77,7 @@ class Top(App[None]):
         super().__init__()
         self.animation_level = "none"
         self._client = client
-        self._roster = ConversationCache(client.store)
+        self._cache = ConversationCache(client.store)
         self._overview = ClusterOverview(client.store)
         self._words = words
         self._by = by
@@ -108,7 +108,7 @@ class Top(App[None]):
     async def _load(self) -> None:
         try:
             await self._overview.refresh()
-            async for _ in self._roster.load():
+            async for _ in self._cache.load():
                 self._arrange()
         except StoreError as error:
             self._trouble = error.message
@@ -126,7 +126,7 @@ class Top(App[None]):
         try:
             if self._looks % OVERVIEW_EVERY == 0:
                 await self._overview.refresh()
-            has_changed = await self._roster.refresh(self._list.seen, self._overview.facts.controllers)
+            has_changed = await self._cache.refresh(self._list.seen, self._overview.facts.controllers)
             self._trouble = ""
         except DeckhandsError as error:
             has_changed = False
@@ -142,7 +142,7 @@ class Top(App[None]):
         return self.screen_stack[0].query_one(ConversationList)
 
     def _arrange(self) -> None:
-        rows = arrange(self._roster.rows.values(), by=self._by, is_turned=self._is_turned, words=self._words)
+        rows = arrange(self._cache.rows.values(), by=self._by, is_turned=self._is_turned, words=self._words)
         self._list.put(rows)
         self._show_head()
 
@@ -150,7 +150,7 @@ class Top(App[None]):
         facts = self._overview.facts
         found = self._list.rows
         now = f"{SYSTEM_CLOCK.now():%H:%M:%S} UTC"
-        lines = [conversation_line(self._roster.rows.values(), facts), worker_line(facts), queue_line(facts)]
+        lines = [conversation_line(self._cache.rows.values(), facts), worker_line(facts), queue_line(facts)]
         if self._words:
             lines.append(
                 f"Filter: {clean_line(self._words)} · {format_count(len(found), 'conversation')} · Esc shows all"

@@ -49,7 +49,7 @@ class EventPrinter:
         if self._as_json:
             print_ascii(render_event_line(event) + "\n")
             return
-        shown = "\n".join(self._streamed.values()) if self._streamed and _share_output() else ""
+        shown = "\n".join(self._streamed.values()) if self._streamed and _is_output_shared() else ""
         if lines := self._renderer.lines(event, shown=shown):
             self._end_line()
             print_coloured(lines)
@@ -114,7 +114,7 @@ class EventPrinter:
         print_coloured(["", *styled])
 
 
-def _share_output() -> bool:
+def _is_output_shared() -> bool:
     """Return whether standard output and standard error go to the same terminal, file or pipe."""
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
@@ -140,38 +140,38 @@ def render_summary(summary: Summary) -> list[str]:
         "IPython": "the agent can run cells" if summary.has_ipython else "",
         "Hands to": ", ".join(f"{name} ({what})" for name, what in summary.delegates.items()),
         "Iterations": str(summary.iterations),
-        "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cache_note(summary.metrics),
-        "Cost": cost + _budget_note(summary) + _estimate_note(summary),
-        "Models": _models(summary.metrics),
-        "Delegates": _delegates(summary.metrics),
-        "Latency": _latency(summary.metrics),
+        "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _describe_cache(summary.metrics),
+        "Cost": cost + _describe_budget(summary) + _describe_estimates(summary),
+        "Models": _describe_models(summary.metrics),
+        "Delegates": _describe_delegates(summary.metrics),
+        "Latency": _describe_latency(summary.metrics),
         "Duration": f"{summary.duration_seconds:.1f} s",
         "Output": json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else "",
     }
     return [f"{name + ':':<14}{clean_line(value, limit=1_000)}" for name, value in facts.items() if value]
 
 
-def _budget_note(summary: Summary) -> str:
+def _describe_budget(summary: Summary) -> str:
     budget = summary.metrics.max_budget_per_task
     if budget is None or not summary.has_unknown_cost:
         return ""
     return f"; the budget of ${budget:.2f} covers only calls of known price"
 
 
-def _estimate_note(summary: Summary) -> str:
+def _describe_estimates(summary: Summary) -> str:
     if not summary.estimated_calls:
         return ""
     return f"; estimated for {format_count(summary.estimated_calls, 'call')} without token counts from the provider"
 
 
-def _cache_note(metrics: Metrics) -> str:
+def _describe_cache(metrics: Metrics) -> str:
     usage = metrics.accumulated_token_usage
     if not usage.cache_read_tokens and not usage.cache_write_tokens:
         return ""
     return f" ({usage.cache_read_tokens:,} read from the cache, {usage.cache_write_tokens:,} written to it)"
 
 
-def _models(metrics: Metrics) -> str:
+def _describe_models(metrics: Metrics) -> str:
     """Return the cost of each model; empty if there was only one."""
     models = metrics.per_model()
     parts = []
@@ -181,7 +181,7 @@ def _models(metrics: Metrics) -> str:
     return ", ".join(parts) if len(parts) > 1 else ""
 
 
-def _delegates(metrics: Metrics) -> str:
+def _describe_delegates(metrics: Metrics) -> str:
     """Return the cost of each delegate, which is part of the total."""
     return ", ".join(
         f"{found.agent or found.conversation_id} "
@@ -195,7 +195,7 @@ def _of_unknown(cost: str) -> str:
     return "at an unknown cost" if cost == "unknown" else cost
 
 
-def _latency(metrics: Metrics) -> str:
+def _describe_latency(metrics: Metrics) -> str:
     totals = metrics.totals()
     if not totals["longest_latency"]:
         return ""

@@ -306,9 +306,8 @@ class RemoteClient:
     async def set_secrets(self, conversation_id: str, secrets: Mapping[str, SecretValue]) -> None:
         """Add secrets, or replace those with the same names."""
         if secrets:
-            await self._calls.ask(
-                "PUT", f"/conversations/{conversation_id}/secrets", body={"secrets": _to_json(secrets)}
-            )
+            written = {name: value if isinstance(value, str) else value.model_dump() for name, value in secrets.items()}
+            await self._calls.ask("PUT", f"/conversations/{conversation_id}/secrets", body={"secrets": written})
 
     async def _post(self, conversation_id: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         answer = await self._calls.ask("POST", f"/conversations/{conversation_id}/{verb}", body=body)
@@ -345,7 +344,3 @@ def _progress(row: Mapping[str, Any]) -> ConversationProgress:
 
 def _add_author(by: str, reason: str) -> str:
     return ": ".join(part for part in (inputs.check_text(by, "by"), inputs.check_text(reason, "reason")) if part)
-
-
-def _to_json(secrets: Mapping[str, SecretValue]) -> dict[str, Any]:
-    return {name: value if isinstance(value, str) else value.model_dump() for name, value in secrets.items()}

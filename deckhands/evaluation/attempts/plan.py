@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class EvaluationPlan:
         pool: the pool of tool workers that hold the workspaces; None for the default.
         network: whether the commands of agents reach the network; those of checks never do.
         rollout: whether the exact tokens of the agents' replies are recorded.
+        secrets: those of the agents' conversations; checks have none.
         until: the stopping criterion, parsed by `stopping.Until`; empty to run all attempts.
     """
 
@@ -62,6 +63,7 @@ class EvaluationPlan:
     dataset: str = ""
     network: bool = True
     rollout: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:

@@ -48,11 +48,11 @@ def compute_t_quantile(degrees: int) -> float:
     low, high = 1.0, 13.0
     while high - low > 1e-12:
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_within(middle, degrees) < 0.95 else (low, middle)
+        low, high = (middle, high) if _compute_t_within(middle, degrees) < 0.95 else (low, middle)
     return (low + high) / 2
 
 
-def _t_within(t: float, degrees: int) -> float:
+def _compute_t_within(t: float, degrees: int) -> float:
     """Return the probability of a value between -t and t."""
     angle = math.atan(t / math.sqrt(degrees))
     square = math.cos(angle) ** 2
@@ -102,11 +102,11 @@ def compute_summary(rows: Iterable[AttemptRow]) -> dict[str, Any]:
     by_model: dict[str, list[AttemptRow]] = defaultdict(list)
     for row in rows:
         by_model[row.model].append(row)
-    return {"models": {model: _figures(found) for model, found in sorted(by_model.items())}}
+    return {"models": {model: _compute_figures(found) for model, found in sorted(by_model.items())}}
 
 
-def _figures(rows: Sequence[AttemptRow]) -> dict[str, Any]:
-    instances = _by_instance(rows)
+def _compute_figures(rows: Sequence[AttemptRow]) -> dict[str, Any]:
+    instances = _group_by_instance(rows)
     counted = _group_scored(rows)
     counts = [(len(found), sum(row.outcome == "resolved" for row in found)) for found in counted.values()]
     most = min((n for n, _ in counts), default=0)
@@ -128,18 +128,21 @@ def _figures(rows: Sequence[AttemptRow]) -> dict[str, Any]:
         "outcomes": {name: sum(row.outcome == name for row in rows) for name in OUTCOMES},
         "causes": dict(sorted(Counter(row.cause for row in rows if row.cause).items())),
         **passes,
-        "pass@1_interval": _interval(counts),
-        **_reward_figures(counted),
+        "pass@1_interval": _compute_interval(counts),
+        **_compute_reward_figures(counted),
         "conversations": conversations,
         "infrastructure_failures": failures,
         "infrastructure_failures_per_1000": 1000 * failures / conversations if conversations else 0.0,
-        "cost_usd": {"total": math.fsum(row.cost_usd for row in rows), **_spread([row.cost_usd for row in ran])},
+        "cost_usd": {
+            "total": math.fsum(row.cost_usd for row in rows),
+            **_compute_spread([row.cost_usd for row in ran]),
+        },
         "critic_cost_usd": math.fsum(row.critic_cost_usd for row in rows),
         "lost_cost_usd": math.fsum(row.lost_cost_usd for row in rows),
         "has_unknown_cost": any(row.has_unknown_cost for row in rows),
         "tokens": sum(row.prompt_tokens + row.completion_tokens for row in rows),
-        "iterations": _spread([row.iterations for row in ran]),
-        "seconds": _spread([row.seconds for row in ran]),
+        "iterations": _compute_spread([row.iterations for row in ran]),
+        "seconds": _compute_spread([row.seconds for row in ran]),
         "working_seconds": round(math.fsum(row.working_seconds for row in rows), 3),
         "waiting_seconds": {name: round(seconds, 3) for name, seconds in sorted(waiting.items())},
         "tags": {
@@ -149,19 +152,19 @@ def _figures(rows: Sequence[AttemptRow]) -> dict[str, Any]:
     }
 
 
-def _reward_figures(instances: Mapping[str, Sequence[AttemptRow]]) -> dict[str, Any]:
+def _compute_reward_figures(instances: Mapping[str, Sequence[AttemptRow]]) -> dict[str, Any]:
     """Return the means of rewards, metrics and critics' scores over instances, without figures that no attempt has."""
     rows = [row for attempts in instances.values() for row in attempts]
     figures: dict[str, Any] = {}
     if any(row.reward is not None for row in rows):
-        figures["reward"] = _mean([[get_reward(row) for row in attempts] for attempts in instances.values()])
+        figures["reward"] = _compute_mean([[get_reward(row) for row in attempts] for attempts in instances.values()])
     if any(row.score is not None for row in rows):
         scores = [[row.score for row in attempts if row.score is not None] for attempts in instances.values()]
-        figures["critic_score"] = _mean(scores)
+        figures["critic_score"] = _compute_mean(scores)
     names = sorted({name for row in rows for name in row.metrics})
     if names:
         figures["metrics"] = {
-            name: _mean(
+            name: _compute_mean(
                 [[row.metrics[name] for row in attempts if name in row.metrics] for attempts in instances.values()]
             )
             for name in names
@@ -174,7 +177,7 @@ def get_reward(row: AttemptRow) -> float:
     return row.reward if row.reward is not None else float(row.outcome == "resolved")
 
 
-def _mean(groups: Iterable[Sequence[float]]) -> dict[str, Any]:
+def _compute_mean(groups: Iterable[Sequence[float]]) -> dict[str, Any]:
     means = [statistics.fmean(values) for values in groups if values]
     interval = compute_interval(means)
     return {
@@ -210,7 +213,7 @@ def further_costs(figures: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(what, usd) for what, usd in parts if usd]
 
 
-def _by_instance(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
+def _group_by_instance(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
     found: dict[str, list[AttemptRow]] = {}
     for row in rows:
         attempts = found.setdefault(row.instance, [])
@@ -219,7 +222,7 @@ def _by_instance(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
     return found
 
 
-def _interval(counts: Sequence[tuple[int, int]]) -> list[float] | None:
+def _compute_interval(counts: Sequence[tuple[int, int]]) -> list[float] | None:
     if not counts:
         return None
     shares = [c / n for n, c in counts]
@@ -229,7 +232,7 @@ def _interval(counts: Sequence[tuple[int, int]]) -> list[float] | None:
     return None if found is None else list(found)
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _compute_spread(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {
         "median": statistics.median(ordered),
@@ -249,11 +252,11 @@ def compare_runs(ours: Sequence[AttemptRow], theirs: Sequence[AttemptRow]) -> di
     """
     first, second = _group_scored(ours), _group_scored(theirs)
     both = sorted(first.keys() & second.keys())
-    shares = {name: (_share(first[name]), _share(second[name])) for name in both}
+    shares = {name: (_compute_share(first[name]), _compute_share(second[name])) for name in both}
     differences = [one - other for one, other in shares.values()]
     only_first = [name for name, (one, other) in shares.items() if one > 0.5 >= other]
     only_second = [name for name, (one, other) in shares.items() if other > 0.5 >= one]
-    interval = _difference_interval(differences)
+    interval = _compute_difference_interval(differences)
     has_rewards = any(row.reward is not None for run in (first, second) for name in both for row in run[name])
     rewards = [[statistics.fmean([get_reward(one) for one in run[name]]) for name in both] for run in (first, second)]
     gains = [one - other for one, other in zip(*rewards, strict=True)]
@@ -263,13 +266,13 @@ def compare_runs(ours: Sequence[AttemptRow], theirs: Sequence[AttemptRow]) -> di
         "resolved": [sum(pair[side] > 0.5 for pair in shares.values()) for side in (0, 1)],
         "only_first": only_first,
         "only_second": only_second,
-        "p_value": _sign_test(len(only_first), len(only_second)) if both else None,
+        "p_value": _compute_sign_test(len(only_first), len(only_second)) if both else None,
         "difference": statistics.fmean(differences) if both else None,
         "interval": None if interval is None else list(interval),
         "differing": [
             {"instance": name, "first": one, "second": other} for name, (one, other) in shares.items() if one != other
         ],
-        "reward": _mean([[gain] for gain in gains]) if has_rewards else None,
+        "reward": _compute_mean([[gain] for gain in gains]) if has_rewards else None,
         "differing_rewards": [
             {"instance": name, "first": one, "second": other}
             for name, one, other in zip(both, *rewards, strict=True)
@@ -278,7 +281,7 @@ def compare_runs(ours: Sequence[AttemptRow], theirs: Sequence[AttemptRow]) -> di
     }
 
 
-def _difference_interval(differences: Sequence[float]) -> tuple[float, float] | None:
+def _compute_difference_interval(differences: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean of paired differences from -1 to 1."""
     if not differences:
         return None
@@ -294,12 +297,12 @@ def _difference_interval(differences: Sequence[float]) -> tuple[float, float] | 
 def find_resolved(rows: Iterable[AttemptRow], model: str) -> Mapping[str, bool]:
     """Return for each instance on which a model was scored whether most of its attempts resolve it."""
     own = _group_scored(row for row in rows if row.model == model)
-    return {name: _share(attempts) > 0.5 for name, attempts in own.items()}
+    return {name: _compute_share(attempts) > 0.5 for name, attempts in own.items()}
 
 
 def _group_scored(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
     """Return the attempts that count, by instance; instances without one are left out."""
-    return {name: attempts for name, attempts in _by_instance(rows).items() if attempts}
+    return {name: attempts for name, attempts in _group_by_instance(rows).items() if attempts}
 
 
 def _list_unprepared(rows: Iterable[AttemptRow]) -> list[str]:
@@ -310,11 +313,11 @@ def _list_unprepared(rows: Iterable[AttemptRow]) -> list[str]:
     return [name for name, found in outcomes.items() if found == {"setup_failed"}]
 
 
-def _share(rows: Sequence[AttemptRow]) -> float:
+def _compute_share(rows: Sequence[AttemptRow]) -> float:
     return sum(row.outcome == "resolved" for row in rows) / len(rows)
 
 
-def _sign_test(wins: int, losses: int) -> float:
+def _compute_sign_test(wins: int, losses: int) -> float:
     """Return the two-sided p-value of McNemar's exact test."""
     n = wins + losses
     tail: float = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2.0**n

@@ -75,7 +75,7 @@ class Requeue(BaseModel):
         return " ".join(f"{name} {value}" for name, values in given for value in values)
 
     def matches(self, row: AttemptRow) -> bool:
-        """Return whether it matches a finished attempt."""
+        """Return whether this request includes a finished attempt."""
         return (
             (not self.outcomes or row.outcome in self.outcomes)
             and (not self.causes or row.cause in self.causes or bool(set(self.causes) & set(row.failures)))
@@ -84,7 +84,7 @@ class Requeue(BaseModel):
         )
 
     def matches_running(self, key: AttemptKey) -> bool:
-        """Return whether it matches an attempt in flight, which needs the outcome `running`."""
+        """Return whether this request includes an attempt in flight, which needs the outcome `running`."""
         model, instance, _ = key
         return (
             "running" in self.outcomes

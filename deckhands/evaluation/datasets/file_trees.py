@@ -88,11 +88,11 @@ def read_tree(place: Path | FileSource | None) -> dict[str, TreeFile]:
         return _walk(place)
     found = place.read()
     if len(found) > MAX_FILES or sum(len(file.content) for file in found.values()) > MAX_BYTES:
-        raise _too_large(place)
+        raise _make_size_error(place)
     return found
 
 
-def _too_large(place: object) -> UsageError:
+def _make_size_error(place: object) -> UsageError:
     place = place if isinstance(place, Path) else "It"
     return UsageError(f"{place} has more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files.")
 
@@ -102,22 +102,22 @@ def require_fit(place: Path | MemoryFiles) -> None:
     if isinstance(place, MemoryFiles):
         read_tree(place)
         return
-    for _ in _regular(place):
+    for _ in _iter_regular(place):
         pass
 
 
 def _walk(directory: Path) -> dict[str, TreeFile]:
     found: dict[str, TreeFile] = {}
-    for path, about in _regular(directory):
+    for path, about in _iter_regular(directory):
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise _make_read_error(path, error) from error
         found[path.relative_to(str(directory)).as_posix()] = TreeFile(content, bool(about.st_mode & stat.S_IXUSR))
     return found
 
 
-def _regular(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _iter_regular(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the regular files of a directory, up to the limits of a workspace."""
     size = count = 0
     for folder, _, names in os.walk(directory):
@@ -126,16 +126,16 @@ def _regular(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
             try:
                 about = path.lstat()
             except OSError as error:
-                raise _unreadable(path, error) from error
+                raise _make_read_error(path, error) from error
             if not stat.S_ISREG(about.st_mode):
                 continue
             size, count = size + about.st_size, count + 1
             if size > MAX_BYTES or count > MAX_FILES:
-                raise _too_large(directory)
+                raise _make_size_error(directory)
             yield path, about
 
 
-def _unreadable(path: Path, error: OSError) -> UsageError:
+def _make_read_error(path: Path, error: OSError) -> UsageError:
     return UsageError(f"{path} cannot be read: {error.strerror}.")
 
 
@@ -169,9 +169,9 @@ def make_patch(before: Tree, after: Tree) -> str:
         old, new = before.get(name), after.get(name)
         if old == new:
             continue
-        section = _section(name, old, new)
+        section = _render_section(name, old, new)
         if size + len(section) > MAX_PATCH_CHARS:
-            section = _only_named(name)
+            section = _quote_name(name)
         if size + len(section) > MAX_PATCH_CHARS:
             unnamed += 1
             continue
@@ -192,30 +192,30 @@ def format_name(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def _only_named(name: str) -> str:
+def _quote_name(name: str) -> str:
     name = format_name(name)
     return f"{LEFT_OUT_OF_PATCH}a/{name} and b/{name} differ\n"
 
 
-def _section(name: str, old: TreeFile | None, new: TreeFile | None) -> str:
+def _render_section(name: str, old: TreeFile | None, new: TreeFile | None) -> str:
     sizes = [0 if file is None else len(file.content) for file in (old, new)]
     # the 4 bytes are one character
     if max(sizes) > MAX_COMPARED_BYTES or abs(sizes[0] - sizes[1]) > 4 * MAX_PATCH_CHARS:
-        return _only_named(name)
+        return _quote_name(name)
     try:
         contents = ["" if file is None else file.content.decode() for file in (old, new)]
     except UnicodeDecodeError:
-        return _only_named(name)
+        return _quote_name(name)
     if any("\0" in content for content in contents) or re.search(r'[\x00-\x1f"\\\x7f\ud800-\udfff]', name):
-        return _only_named(name)
+        return _quote_name(name)
     lines = [f"diff --git a/{name} b/{name}\n"]
     match old, new:
         case None, TreeFile():
-            lines.append(f"new file mode {_mode(new)}\n")
+            lines.append(f"new file mode {_render_mode(new)}\n")
         case TreeFile(), None:
-            lines.append(f"deleted file mode {_mode(old)}\n")
+            lines.append(f"deleted file mode {_render_mode(old)}\n")
         case TreeFile(), TreeFile() if old.is_executable != new.is_executable:
-            lines += [f"old mode {_mode(old)}\n", f"new mode {_mode(new)}\n"]
+            lines += [f"old mode {_render_mode(old)}\n", f"new mode {_render_mode(new)}\n"]
     names = ["/dev/null" if file is None else f"{side}/{name}" for side, file in (("a", old), ("b", new))]
     split = [re.findall(r"[^\n]*\n|[^\n]+", content) for content in contents]
     for line in difflib.unified_diff(split[0], split[1], names[0], names[1]):
@@ -223,7 +223,7 @@ def _section(name: str, old: TreeFile | None, new: TreeFile | None) -> str:
     return "".join(lines)
 
 
-def _mode(file: TreeFile) -> str:
+def _render_mode(file: TreeFile) -> str:
     return "100755" if file.is_executable else "100644"
 
 

@@ -191,12 +191,12 @@ def harbor_instance(folder: Path) -> Instance:
     if not re.fullmatch(ID, folder.name):
         raise ValueError("its name has other characters than letters, digits, '.', '_' and '-', or is too long")
     is_harbor = (folder / "task.toml").is_file()
-    about = _about(folder, is_harbor=is_harbor)
-    instruction = _text(folder / "instruction.md") if is_harbor else str(about.get("instruction", ""))
+    about = _read_about(folder, is_harbor=is_harbor)
+    instruction = _read_text(folder / "instruction.md") if is_harbor else str(about.get("instruction", ""))
     if not instruction.strip():
         raise ValueError("it has no instruction")
     environment = folder / "environment" if is_harbor else folder
-    services = _services_left_out(environment)
+    services = _find_ignored_settings(environment)
     if not (environment / "Dockerfile").is_file():
         raise ValueError("it has no Dockerfile: a ready-made image cannot be used")
     settings = parse_settings(about)
@@ -206,14 +206,14 @@ def harbor_instance(folder: Path) -> Instance:
         raise ValueError("trajectory.json is not supported: a conversation starts with its task")
     metadata = about.get("metadata", about)
     tags = [metadata.get("difficulty"), metadata.get("category"), *(metadata.get("tags") or [])]
-    turns, without = _solution(folder, made.directory, settings, is_harbor=is_harbor)
-    hidden, writes_reward = _hidden(folder, made, settings, is_harbor=is_harbor)
+    turns, without = _read_solution(folder, made.directory, settings, is_harbor=is_harbor)
+    hidden, writes_reward = _make_check(folder, made, settings, is_harbor=is_harbor)
     return Instance(
         folder.name,
         WHERE.format(directory=made.directory) + instruction.strip(),
         workspace=MemoryFiles(made.files),
         hidden=MemoryFiles(hidden),
-        setup=_setup(made),
+        setup=_make_setup(made),
         check=COMMAND,
         has_rewards=writes_reward,
         tags=tuple(dict.fromkeys(str(tag) for tag in tags if tag)),
@@ -222,17 +222,17 @@ def harbor_instance(folder: Path) -> Instance:
     )
 
 
-def _about(folder: Path, *, is_harbor: bool) -> Mapping[str, Any]:
+def _read_about(folder: Path, *, is_harbor: bool) -> Mapping[str, Any]:
     try:
         if is_harbor:
-            return tomllib.loads(_text(folder / "task.toml"))
-        found = yaml.safe_load(_text(folder / "task.yaml"))
+            return tomllib.loads(_read_text(folder / "task.toml"))
+        found = yaml.safe_load(_read_text(folder / "task.yaml"))
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"its description cannot be read: {error}") from error
     return found if isinstance(found, Mapping) else {}
 
 
-def _services_left_out(environment: Path) -> list[str]:
+def _find_ignored_settings(environment: Path) -> list[str]:
     """Return the ignored settings of the service that the Dockerfile builds.
 
     Raises:
@@ -241,7 +241,7 @@ def _services_left_out(environment: Path) -> list[str]:
     left_out = []
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (environment / name).is_file():
-            found = yaml.safe_load(_text(environment / name))
+            found = yaml.safe_load(_read_text(environment / name))
             services = found.get("services", {}) if isinstance(found, Mapping) else {}
             if len(services) > 1:
                 raise ValueError(f"{name}: it has {len(services)} services, and a workspace starts none")
@@ -251,13 +251,13 @@ def _services_left_out(environment: Path) -> list[str]:
     return left_out
 
 
-def _hidden(
+def _make_check(
     folder: Path, made: DockerfileWorkspace, settings: TaskSettings, *, is_harbor: bool
 ) -> tuple[dict[str, TreeFile], bool]:
     """Return the hidden files, and whether the tests write a reward: pytest decides otherwise."""
     tests = read_tree(folder / "tests")
     runner = folder / ("tests/test.sh" if is_harbor else "run-tests.sh")
-    installs = runner.is_file() and any(INSTALLERS.search(line.strip()) for line in _text(runner).splitlines())
+    installs = runner.is_file() and any(INSTALLERS.search(line.strip()) for line in _read_text(runner).splitlines())
     asked: dict[str, object] = {"directory": made.directory, "variables": dict(settings.check)}
     if "test_outputs.py" in tests and (installs or not is_harbor):
         asked["pytest"] = "test_outputs.py"
@@ -269,7 +269,7 @@ def _hidden(
     return found | program_files("harbor", asked), "pytest" not in asked
 
 
-def _setup(made: DockerfileWorkspace) -> str | None:
+def _make_setup(made: DockerfileWorkspace) -> str | None:
     """Return the text that runs in every shell (variables) and in the agent's first one only (commands)."""
     variables = {name: value for name, value in made.variables.items() if name.isidentifier()}
     lines = [f"export {name}={_quote(value, made.directory)}" for name, value in variables.items()]
@@ -294,7 +294,7 @@ def _quote(value: str, directory: str) -> str:
     return f'"{escaped}"'
 
 
-def _solution(
+def _read_solution(
     folder: Path, directory: str, settings: TaskSettings, *, is_harbor: bool
 ) -> tuple[tuple[dict[str, Any], ...], list[str]]:
     """Return a script that runs a solution, and the parts that are left out."""
@@ -314,7 +314,7 @@ def _solution(
     ), []
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

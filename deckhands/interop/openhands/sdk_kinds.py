@@ -48,7 +48,7 @@ class SdkTool:
     """A tool of the SDK.
 
     Attributes:
-        name: in events.
+        name: its name in events.
         kind: its definition's class.
         action, observation: the classes of its events.
         module: the module that defines them; empty for the SDK itself.
@@ -233,7 +233,7 @@ def to_sdk_observation(observation: Observation, action: Fields, tool_name: str)
 
     Args:
         action: the fields of the action that it answers.
-        tool_name: of the call.
+        tool_name: the tool of the call.
     """
     match observation, action.get("kind"):
         case CmdOutputObservation(), TERMINAL.action:

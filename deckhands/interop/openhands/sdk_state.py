@@ -85,7 +85,7 @@ class SdkConversation:
     """A conversation in the SDK's form: its events and its state. Feed it every event from the first one on.
 
     Attributes:
-        state: of the agent.
+        state: the state of the agent.
         created: the first event; None before it.
         event_count: the number of events of the SDK so far.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.contract import Event
+from broker.contract import find_kinds
 
 EXTENSION = "deckhands"
 """A key at the top of a recorded event for the data of Deckhands that OpenHands has no name for."""
@@ -95,11 +95,11 @@ def list_names(kind: str) -> tuple[str, ...]:
     Our other events for the model are written as calls of another tool, so their kinds need no entry here.
     """
     family, _, name = kind.partition(".")
-    if family not in FAMILIES or kind not in Event.KINDS:
+    if family not in FAMILIES or kind not in find_kinds():
         return ()
     if name in FAMILIES[family]:
         return (name,)
-    is_shown = Event.KINDS[kind].is_shown_to_model
+    is_shown = find_kinds()[kind].is_shown_to_model
     return SUBSTITUTES.get(kind, (OTHER_TOOLS[family],) if is_shown else ())
 
 

@@ -109,9 +109,9 @@ async def examine_store(url: str) -> list[Finding]:
         connection = connect(url)
         try:
             facts = await load_server_facts(connection)
-            found += [*_weakness(facts), *_volatility(facts), *_missing_replica(facts)]
-            found += await _dead_letters(connection)
-            found += await _failing_tools(connection, url)
+            found += [*_check_durability(facts), *_check_persistence(facts), *_check_replica(facts)]
+            found += await _count_dead_letters(connection)
+            found += await _find_failing_tools(connection, url)
         except (StoreError, ValueError) as error:
             found.append(Finding(DEAD_LETTERS, is_good=False, is_needed=True, detail=f"cannot be read: {error}"))
         finally:
@@ -119,7 +119,7 @@ async def examine_store(url: str) -> list[Finding]:
     return found
 
 
-def _weakness(facts: Mapping[str, str]) -> list[Finding]:
+def _check_durability(facts: Mapping[str, str]) -> list[Finding]:
     weakness = None if BrokerSettings.from_env().store_patched else find_vulnerability(facts)
     if weakness is None:
         return []
@@ -127,7 +127,7 @@ def _weakness(facts: Mapping[str, str]) -> list[Finding]:
     return [Finding("store version", is_good=False, is_needed=weakness.is_certain, detail=detail)]
 
 
-def _volatility(facts: Mapping[str, str]) -> list[Finding]:
+def _check_persistence(facts: Mapping[str, str]) -> list[Finding]:
     lost = describe_volatility(facts)
     return (
         [Finding("append-only file", is_good=False, is_needed=True, detail=f"{lost} {APPEND_ONLY_REMEDY}")]
@@ -136,12 +136,12 @@ def _volatility(facts: Mapping[str, str]) -> list[Finding]:
     )
 
 
-def _missing_replica(facts: Mapping[str, str]) -> list[Finding]:
+def _check_replica(facts: Mapping[str, str]) -> list[Finding]:
     alone = describe_missing_replica(facts) if BrokerSettings.from_env().acks == "replica" else ""
     return [Finding("replica", is_good=False, is_needed=True, detail=f"{alone} {NO_REPLICA_REMEDY}")] if alone else []
 
 
-async def _dead_letters(connection: Connection) -> list[Finding]:
+async def _count_dead_letters(connection: Connection) -> list[Finding]:
     number = await connection.call("HGET", STORE, "shards")
     if number is None:
         return []
@@ -158,7 +158,7 @@ async def _dead_letters(connection: Connection) -> list[Finding]:
     return [Finding(DEAD_LETTERS, is_good=not said, is_needed=False, detail="; ".join(said) or "none")]
 
 
-async def _failing_tools(connection: Connection, url: str) -> list[Finding]:
+async def _find_failing_tools(connection: Connection, url: str) -> list[Finding]:
     """Return the tools that running tool workers report as failing, from a store that is in use."""
     if not await connection.call("EXISTS", TOOLS_FAILED):
         return []

@@ -61,7 +61,7 @@ async def read_logs(store: Store, *, sample: int | None, workers: Collection[str
     seen = LogFindings(of=await Conversations(store).count())
     step = 1 if sample is None else max(1, -(-seen.of // max(sample, 1)))
     at = 0
-    async for row in _rows(store):
+    async for row in _iter_rows(store):
         is_busy, is_deleted = await _read_marks(store, row.conversation_id)
         seen.unsettled += is_busy
         if row.owner and row.owner not in workers:
@@ -81,7 +81,7 @@ async def find_ownerless(store: Store, ids: Sequence[str], workers: Collection[s
     return [row.conversation_id for row in rows if row.owner and row.owner not in workers]
 
 
-async def _rows(store: Store) -> AsyncIterator[ConversationRow]:
+async def _iter_rows(store: Store) -> AsyncIterator[ConversationRow]:
     """Yield the conversations of each shard, the newest first."""
     for names in await store.load_shards():
         start = 0
@@ -164,7 +164,7 @@ async def find_orphaned_keys(store: Store) -> list[Finding]:
             remedy = "The jobs' or the admin's store user may; the job `orphans` searches every hour."
             return [warning_finding(ORPHANS, "this store user may not search for orphaned keys", remedy)]
         scanned += len(keys)
-        orphans |= await _nameless(store, keys)
+        orphans |= await _find_nameless(store, keys)
         if cursor == b"0":
             break
     if orphans:
@@ -179,7 +179,7 @@ async def find_orphaned_keys(store: Store) -> list[Finding]:
     return [passed_finding(ORPHANS, f"none in {format_count(scanned, 'key')}")]
 
 
-async def _nameless(store: Store, keys: Sequence[bytes]) -> set[str]:
+async def _find_nameless(store: Store, keys: Sequence[bytes]) -> set[str]:
     by_conversation: dict[str, bytes] = {}
     for key in keys:
         parts = key.decode(errors="replace").split(":")

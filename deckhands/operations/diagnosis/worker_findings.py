@@ -93,14 +93,14 @@ def check_workers(workers: Sequence[WorkerReport], *, unsettled: int) -> list[Fi
     """
     alive = [worker for worker in workers if worker.left_seconds > 0]
     return [
-        *_presence(workers, alive, unsettled),
-        *_versions(alive),
-        *_clocks(alive),
-        *_lag(alive),
+        *_check_presence(workers, alive, unsettled),
+        *_check_versions(alive),
+        *_check_clocks(alive),
+        *_check_lag(alive),
     ]
 
 
-def _presence(workers: Sequence[WorkerReport], alive: Sequence[WorkerReport], unsettled: int) -> list[Finding]:
+def _check_presence(workers: Sequence[WorkerReport], alive: Sequence[WorkerReport], unsettled: int) -> list[Finding]:
     findings = []
     counts = Counter(worker.role for worker in alive)
     for role in ROLES:
@@ -125,13 +125,13 @@ def _presence(workers: Sequence[WorkerReport], alive: Sequence[WorkerReport], un
     return findings or [passed_finding(WORKERS, f"alive: {reported}")]
 
 
-def _versions(alive: Sequence[WorkerReport]) -> list[Finding]:
+def _check_versions(alive: Sequence[WorkerReport]) -> list[Finding]:
     here = f"{read_version()} {own_version().stamp}"
     others = [worker for worker in alive if worker.version != here]
     if not others:
         return [passed_finding(VERSIONS, f"all as here, {read_version()}")] if alive else []
-    reported = _join_names(f"{worker.worker_id} ({_version_name(worker.version)})" for worker in others)
-    detail = f"{format_count(len(others), 'worker')} of another version than here ({_version_name(here)}): {reported}"
+    reported = _join_names(f"{worker.worker_id} ({_render_version(worker.version)})" for worker in others)
+    detail = f"{format_count(len(others), 'worker')} of another version than here ({_render_version(here)}): {reported}"
     return [
         warning_finding(
             VERSIONS, detail, "Complete the upgrade; versions work side by side until then (docs/deployment.md)."
@@ -139,12 +139,12 @@ def _versions(alive: Sequence[WorkerReport]) -> list[Finding]:
     ]
 
 
-def _version_name(said: str) -> str:
+def _render_version(said: str) -> str:
     package, _, stamp = said.rpartition(" ")
     return f"{package or 'older'}, functions {FunctionsVersion.parse(stamp)}"
 
 
-def _clocks(alive: Sequence[WorkerReport]) -> list[Finding]:
+def _check_clocks(alive: Sequence[WorkerReport]) -> list[Finding]:
     wrong = [one for one in alive if one.clock_seconds is not None and abs(one.clock_seconds) > CLOCK_SECONDS]
     if not wrong:
         said = [abs(one.clock_seconds) for one in alive if one.clock_seconds is not None]
@@ -162,7 +162,7 @@ def _clocks(alive: Sequence[WorkerReport]) -> list[Finding]:
     ]
 
 
-def _lag(alive: Sequence[WorkerReport]) -> list[Finding]:
+def _check_lag(alive: Sequence[WorkerReport]) -> list[Finding]:
     slow = [worker for worker in alive if worker.lag_seconds > LAG_SECONDS]
     if not slow:
         return [

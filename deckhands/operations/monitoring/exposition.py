@@ -97,13 +97,13 @@ class Exposition:
     async def _read(self, began: float) -> Samples:
         found: Samples = {}
         failures, is_up = 0, True
-        for part in (self._of_store, self._of_workers, self._of_conversations):
+        for part in (self._read_store, self._read_workers, self._read_conversations):
             # Wait for a hanging store only once, or the answer would be too late for Prometheus.
-            outcome = await self._outcome(part, found) if is_up else QueryResult.NO_STORE
+            outcome = await self._read_part(part, found) if is_up else QueryResult.NO_STORE
             is_up = outcome is not QueryResult.NO_STORE
             failures += outcome is not QueryResult.READ
         if self._celery is not None:
-            failures += await self._outcome(self._of_celery, found) is not QueryResult.READ
+            failures += await self._read_part(self._read_celery, found) is not QueryResult.READ
         if self._own is not None:
             add_figures(found, [WorkerMetrics("server", "server", 0.0, self._own(), frozenset())])
         found[families.UP] = {(): float(is_up)}
@@ -111,7 +111,7 @@ class Exposition:
         found[families.SECONDS] = {(): self._store.clock.monotonic() - began}
         return found
 
-    async def _outcome(self, part: Callable[[Samples], Awaitable[None]], found: Samples) -> QueryResult:
+    async def _read_part(self, part: Callable[[Samples], Awaitable[None]], found: Samples) -> QueryResult:
         try:
             await part(found)
         except StoreError as error:
@@ -122,7 +122,7 @@ class Exposition:
             return QueryResult.FAILED
         return QueryResult.READ
 
-    async def _of_store(self, found: Samples) -> None:
+    async def _read_store(self, found: Samples) -> None:
         shards = await self._store.load_shards()
         commands = [
             command
@@ -156,7 +156,7 @@ class Exposition:
         found[families.MEMORY] = {(): sum(parse_number(facts.get("used_memory")) for facts in memory)}
         found[families.MEMORY_LIMIT] = {(): sum(parse_number(facts.get("maxmemory")) for facts in memory)}
 
-    async def _of_workers(self, found: Samples) -> None:
+    async def _read_workers(self, found: Samples) -> None:
         present = await read_workers(self._store)
         for family, is_alive in ((families.WORKERS, True), (families.LAPSED, False)):
             values = found.setdefault(family, {})
@@ -173,13 +173,13 @@ class Exposition:
                 entries[queue, status] = getattr(depth, status)
             found.setdefault(families.QUEUE_AGE, {})[queue,] = depth.oldest_seconds
 
-    async def _of_conversations(self, found: Samples) -> None:
+    async def _read_conversations(self, found: Samples) -> None:
         count = await self._census.count()
         found[families.CONVERSATIONS] = {key: float(value) for key, value in count.by_state.items()}
         found[families.COUNTED_AGE] = {(): self._store.clock.monotonic() - count.at}
         found[families.UNCOUNTED] = {(): float(count.uncounted)}
 
-    async def _of_celery(self, found: Samples) -> None:
+    async def _read_celery(self, found: Samples) -> None:
         assert self._celery is not None
         keys = [f"{queue}{rank}" for queue in CELERY_QUEUES.values() for rank in CELERY_PRIORITIES]
         lock, *lengths = await read_tolerantly(self._celery, [("EXISTS", BEAT_LOCK), *(("LLEN", key) for key in keys)])

@@ -108,7 +108,8 @@ class History:
         while True:
             seconds = float(HOUR.step_seconds)
             try:
-                now = await self._load_time()
+                whole, micros = await self._store.call("TIME")
+                now = int(whole) + int(micros) / 1e6
                 if await self._has_lease():
                     await self.sample(now)
                 else:
@@ -160,10 +161,6 @@ class History:
             await self._store.call(*command, sample.model_dump_json())
         except StoreRefused as error:  # another server has written it, or the store's clock was set back
             _log.debug("a sample of the cluster's figures exists already: %s", error)
-
-    async def _load_time(self) -> float:
-        seconds, micros = await self._store.call("TIME")
-        return int(seconds) + int(micros) / 1e6
 
     async def _has_lease(self) -> bool:
         """Return whether this server takes the samples; it renews its lease."""

@@ -21,6 +21,7 @@ from broker.contract import (
     AgentState,
     AgentStateChangedObservation,
     Event,
+    find_kinds,
     is_settled,
     render_error,
 )
@@ -62,7 +63,7 @@ def check_choice(name: str) -> str:
     Raises:
         ValueError: there is no such event.
     """
-    if name not in STATES and name not in Event.KINDS:
+    if name not in STATES and name not in find_kinds():
         raise ValueError(f"there is no event {ascii(name)[:100]}; use {', '.join(STATES)} or a kind in docs/events.md")
     return name
 

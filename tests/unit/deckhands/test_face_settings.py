@@ -19,5 +19,7 @@ def test_a_misspelt_name_is_not_ignored():
 
 
 def test_a_sandbox_that_does_not_exist():
-    with pytest.raises(UsageError, match=r"DECKHANDS_SANDBOX is 'Chroot'\. Use auto, bwrap, docker or none"):
+    with pytest.raises(
+        UsageError, match=r"DECKHANDS_SANDBOX is 'Chroot'\. Use auto, bwrap, docker, kubernetes or none"
+    ):
         CliSettings.from_env({"DECKHANDS_SANDBOX": "Chroot"})

@@ -91,7 +91,10 @@ class AcpProgram:
         if self._line.fileno() in found and not self._receive():
             return False
         if process is None or process is not self._process or not self._call:
-            self._stop_idle_agent()
+            if self._rest_at and time.monotonic() >= self._rest_at and not self._call:
+                self._rest_at = 0.0
+                if self._process is not None:
+                    self._process.stop()
             return True
         try:
             for descriptor, read in readers.items():
@@ -124,12 +127,6 @@ class AcpProgram:
     @property
     def _silent_at(self) -> float:
         return self._heard_at + max(self._silence_seconds - self._silent_before, 0.0)
-
-    def _stop_idle_agent(self) -> None:
-        if self._rest_at and time.monotonic() >= self._rest_at and not self._call:
-            self._rest_at = 0.0
-            if self._process is not None:
-                self._process.stop()
 
     def _receive(self) -> bool:
         chunk = self._line.recv(65536)

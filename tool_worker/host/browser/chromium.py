@@ -95,7 +95,8 @@ class Chromium:
                 )
         except (Error, OSError, TimeoutError) as error:
             _end_all(folder)
-            raise ChromiumFailed(f"Chromium cannot be started: {_first_lines(str(error))}") from error
+            first_lines = " ".join(line.strip() for line in str(error).splitlines()[:6] if line.strip())
+            raise ChromiumFailed(f"Chromium cannot be started: {first_lines[:1000]}") from error
         except BaseException:
             _end_all(folder)
             raise
@@ -165,7 +166,3 @@ def _new_folder() -> Path:
 def _end_all(folder: Path) -> None:
     kill_descendants(os.getpid())
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _first_lines(text: str) -> str:
-    return " ".join(line.strip() for line in text.splitlines()[:6] if line.strip())[:1000]

@@ -42,7 +42,7 @@ def answer_question(code: CodeMap, question: str, arguments: Arguments) -> str:
     }.get(question)
     if ask is None:
         raise QuestionError(f"There is no search named {question!r}.")
-    answer = ask(code, {name: _within(code.root, value) for name, value in arguments.items()})
+    answer = ask(code, {name: _make_relative(code.root, value) for name, value in arguments.items()})
     if len(answer) > MAX_ANSWER_CHARS:
         answer = answer[:MAX_ANSWER_CHARS] + "\n[The rest is left out. Ask for fewer things at once.]"
     if code.is_cut:
@@ -52,9 +52,9 @@ def answer_question(code: CodeMap, question: str, arguments: Arguments) -> str:
 
 def search_code_snippets(code: CodeMap, arguments: Arguments) -> str:
     """Find code by words, or by line numbers of one file."""
-    terms = _texts(arguments, "search_terms")
-    lines = _numbers(arguments, "line_nums")
-    where = _text(arguments, "file_path_or_pattern", DEFAULT_PATTERN)
+    terms = _read_texts(arguments, "search_terms")
+    lines = _read_numbers(arguments, "line_nums")
+    where = _read_text(arguments, "file_path_or_pattern", DEFAULT_PATTERN)
     if not terms and not lines:
         raise QuestionError("Give `search_terms`, or `line_nums` together with the path of one file.")
     is_one_file = where in code.files
@@ -71,7 +71,7 @@ def search_code_snippets(code: CodeMap, arguments: Arguments) -> str:
 
 def get_entity_contents(code: CodeMap, arguments: Arguments) -> str:
     """Show the code of files, classes and functions."""
-    names = _texts(arguments, "entity_names")
+    names = _read_texts(arguments, "entity_names")
     if not names:
         raise QuestionError("Give at least one name in `entity_names`, such as `path/file.py:Class.method`.")
     return "\n\n".join(_render_entity(code, name) for name in names)
@@ -79,8 +79,8 @@ def get_entity_contents(code: CodeMap, arguments: Arguments) -> str:
 
 def explore_tree_structure(code: CodeMap, arguments: Arguments) -> str:
     """Show the dependencies of entities, or their dependents."""
-    starts = _texts(arguments, "start_entities")
-    direction = _text(arguments, "direction", "downstream")
+    starts = _read_texts(arguments, "start_entities")
+    direction = _read_text(arguments, "direction", "downstream")
     depth = arguments.get("traversal_depth", 2)
     if not starts:
         raise QuestionError(f"Give at least one name in `start_entities`, such as `path/file.py` or `{ROOT}`.")
@@ -238,7 +238,7 @@ def _explain_ambiguity(words: str, found: list[str]) -> str:
     return f"{words!r} may be any of {len(found)}; name one of them:\n{listed}{more}"
 
 
-def _texts(arguments: Arguments, name: str) -> list[str]:
+def _read_texts(arguments: Arguments, name: str) -> list[str]:
     """Return a list of texts; a single text is accepted too, because models send it."""
     value = arguments.get(name) or []
     texts = [value] if isinstance(value, str) else value
@@ -247,7 +247,7 @@ def _texts(arguments: Arguments, name: str) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def _numbers(arguments: Arguments, name: str) -> list[int]:
+def _read_numbers(arguments: Arguments, name: str) -> list[int]:
     value = arguments.get(name) or []
     numbers = [value] if isinstance(value, int) else value
     if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
@@ -255,24 +255,24 @@ def _numbers(arguments: Arguments, name: str) -> list[int]:
     return numbers
 
 
-def _text(arguments: Arguments, name: str, default: str) -> str:
+def _read_text(arguments: Arguments, name: str, default: str) -> str:
     value = arguments.get(name) or default
     if not isinstance(value, str):
         raise QuestionError(f"`{name}` is a text.")
     return value
 
 
-def _within(root: str, value: object) -> object:
+def _make_relative(root: str, value: object) -> object:
     """Return absolute workspace paths relative to the root, as the map names them."""
     if isinstance(value, list):
-        return [_within(root, one) for one in value]
+        return [_make_relative(root, one) for one in value]
     if not isinstance(value, str):
         return value
     return ROOT if value.rstrip("/") == root else value.strip().removeprefix(f"{root}/").removeprefix("./")
 
 
 def _parse_choices(arguments: Arguments, name: str, known: tuple[str, ...]) -> list[str]:
-    wanted = _texts(arguments, name) or list(known)
+    wanted = _read_texts(arguments, name) or list(known)
     unknown = [kind for kind in wanted if kind not in known]
     if unknown:
         raise QuestionError(f"`{name}` takes {', '.join(known)}; not {unknown[0]!r}.")

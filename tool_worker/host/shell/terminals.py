@@ -59,7 +59,7 @@ class Terminals:
         session = self._find_session(call.terminal)
         return call.is_static or bool(call.control) or session is None or not session.is_busy
 
-    def begin(self, call: BashCall, finish: Finish) -> BashSession | None:
+    def start(self, call: BashCall, finish: Finish) -> BashSession | None:
         """Start a call; `finish` receives its result, possibly at once.
 
         Returns:

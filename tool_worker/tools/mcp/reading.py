@@ -28,7 +28,7 @@ CURSOR = {"type": "object", "properties": {"cursor": {**TEXT, "description": "ne
 
 
 def make_reading_tools(server: McpServer) -> list[CustomTool]:
-    """Return the tools of a server that its entry asks for."""
+    """Return the tools that read a server's resources and prompts, as far as its entry enables them."""
     spec = server.spec
     found = []
     if spec.resources:

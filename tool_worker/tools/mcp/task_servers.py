@@ -126,7 +126,10 @@ class TaskServers:
         """
         assert action.server is not None
         name = action.tool.partition("/")[0]
-        spec = await self._make_spec(conversation_id, name, action.server, self._list_hosts(action.server))
+        hosts: Sequence[str] = self._allowed.tasks
+        if not action.server.headers:  # an address with headers is a task's, not a skill's
+            hosts = (*hosts, *self._allowed.skills)
+        spec = await self._make_spec(conversation_id, name, action.server, hosts)
         async with self._use(conversation_id, spec) as server:
             tools = make_custom_tools(server, await _list_patiently(server, work))
             yield next((tool for tool in tools if tool.offer.key == action.tool), None)
@@ -135,10 +138,6 @@ class TaskServers:
         """End all connections. Idempotent."""
         connections, self._connections = self._connections, OrderedDict()
         await asyncio.gather(*(connection.server.aclose() for connection in connections.values()))
-
-    def _list_hosts(self, address: McpAddress) -> Sequence[str]:
-        """Return the hosts for a call: an address with headers is a task's."""
-        return self._allowed.tasks if address.headers else (*self._allowed.tasks, *self._allowed.skills)
 
     async def _list_for_skill(self, conversation_id: str, asked: SkillServer) -> list[ToolOffer] | str:
         if asked.name in self._names:

@@ -164,7 +164,7 @@ class HostConnection:
         return ActionStatus(state, is_certain=reply.get("is_certain") is True)
 
     async def interrupt(self, action_id: int | None) -> bool:
-        """Stop an action within a second, or the shell's current command if None; return whether anything ran.
+        """Stop an action within a second; without an id, the shell's current command. Return whether anything ran.
 
         Callers that wait for the action get its result as usual.
 

@@ -9,7 +9,7 @@
         pid-<n>.json     the process whose death ends all others of the workspace, as numbered in pid namespace <n>
         gitconfig        of programs without a sandbox
         deleted          when the conversation was found to be deleted from its store
-        socket, journal, history (of edited files), host.log, egress.log; entrance, while a container is started
+        socket, journal, history (of edited files), host.log, egress.log; entrance/socket, while a container is started
 
 A `Binding` has the properties of a workspace that are fixed for its whole life.
 
@@ -107,7 +107,7 @@ class HostFolder:
         self.journal = self._folder / "journal"
         self.history = self._folder / "history"
         self.log = self._folder / "host.log"
-        self.entrance = self._folder / "entrance"
+        self.entrance = self._folder / "entrance" / "socket"
         self.git_configuration = self._folder / "gitconfig"
         self.egress_log = self._folder / "egress.log"
         # Tool workers of one node may run in several containers, where one number means different processes.

@@ -58,6 +58,8 @@ LOCK_POLL_SECONDS = 0.02
 NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
 """The kernel's errors for a pid without a process: the process ended, or a thread has the number now."""
 HANDOVER_LIMIT_SECONDS = 60.0
+ENTRANCE_MODE = 0o755
+"""Of the directory around an entrance: the host may run as any user, and the folder around it is closed to others."""
 ACCEPT_POLL_SECONDS = 0.2
 
 
@@ -98,7 +100,8 @@ def start_host(
         }
         if not sandbox.capabilities.inherits_descriptors:
             assert enclosure.entrance is not None
-            return start_and_hand_over(command, enclosure.entrance, sources, sources[2])
+            limit_seconds = sandbox.capabilities.start_limit_seconds
+            return start_and_hand_over(command, enclosure.entrance, sources, sources[2], limit_seconds)
         return spawn(command, sources)
 
 
@@ -253,7 +256,13 @@ async def _wait_for_death(pidfd: int, limit_seconds: float) -> bool:
     return True
 
 
-def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping[int, int], log: int) -> int:
+def start_and_hand_over(
+    command: Sequence[str],
+    entrance: Path,
+    sources: Mapping[int, int],
+    log: int,
+    limit_seconds: float = HANDOVER_LIMIT_SECONDS,
+) -> int:
     """Run a command that starts a host elsewhere, pass the host its descriptors, and return the command's pid.
 
     Blocks for a second or so.
@@ -261,13 +270,16 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
     Args:
         sources: Our descriptors, by their number in the host.
         log: Receives the command's output.
+        limit_seconds: How long the host may take to connect.
 
     Raises:
         OSError: The host did not connect.
     """
+    entrance.parent.mkdir(exist_ok=True)
+    entrance.parent.chmod(ENTRANCE_MODE)  # whatever our mask is
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listener:
-        bind_for_all(listener, entrance)  # the host may run as any user; the folder is closed to all others
+        bind_for_all(listener, entrance)
         listener.listen(1)
         listener.settimeout(ACCEPT_POLL_SECONDS)
         try:
@@ -282,17 +294,17 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
                 ],
                 setsid=True,
             )
-            _hand_over(listener, sources, pid)
+            _hand_over(listener, sources, pid, limit_seconds)
         finally:
             entrance.unlink(missing_ok=True)
     return pid
 
 
-def _hand_over(listener: socket.socket, sources: Mapping[int, int], pid: int) -> None:
+def _hand_over(listener: socket.socket, sources: Mapping[int, int], pid: int, limit_seconds: float) -> None:
     """Serve the first client; give up if the command fails."""
     taker = None
     has_ended = False
-    for _ in range(int(HANDOVER_LIMIT_SECONDS / ACCEPT_POLL_SECONDS)):
+    for _ in range(int(limit_seconds / ACCEPT_POLL_SECONDS)):
         with suppress(TimeoutError):
             taker, _ = listener.accept()
             break

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from broker.runtime import UsageError
 from tool_worker.host.sessions.programs import PROGRAMS, find_chromium
-from tool_worker.sandbox import HOST_CODE, PACKAGE_ROOT, DockerSandbox, find_capabilities
+from tool_worker.sandbox import CODE_ROOT, HOST_CODE, PACKAGE_ROOT, find_capabilities
 
 PACKAGE = PACKAGE_ROOT / "tool_worker"
 
@@ -48,7 +48,7 @@ def find_session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: 
     chosen = [pool for pool in pools if pool in PROGRAMS]
     if not chosen:
         return SessionPrograms()
-    started = f"{DockerSandbox.code_root}/tool_worker/host/sessions/image_start.py"
+    started = f"{CODE_ROOT}/tool_worker/host/sessions/image_start.py"
     in_containers = {pool: ["python3", "-s", "-P", started, pool] for pool in chosen}
     capabilities = find_capabilities(sandbox)
     if capabilities is not None and capabilities.runs_images:

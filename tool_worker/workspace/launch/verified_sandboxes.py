@@ -69,7 +69,8 @@ class VerifiedSandboxes:
         sandbox = find_sandbox(name, self._files, self._containers)
         sandbox.remove_dead(self._root, lambda conversation_id: HostFolder(self._root, conversation_id).is_alive)
         if sandbox.capabilities.confines_programs:
-            require_safe(run_self_test(sandbox))
+            self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
+            require_safe(run_self_test(sandbox, self._files))
         elif self._demanded != sandbox.name:
             raise SandboxTooWeak(
                 f"This node does not use the sandbox {name}.",

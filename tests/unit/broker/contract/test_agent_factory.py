@@ -44,19 +44,6 @@ def test_codeact_is_offered_the_same_in_both_loops() -> None:
     assert names[0] == names[1]
 
 
-def test_nothing_changes_without_a_preference() -> None:
-    spec = AgentSpec()
-    assert choose_agent(spec, AgentFactoryConfig(), "conversation-1") is spec
-
-
-def test_preference_chooses_the_sdk_agent_and_its_settings() -> None:
-    config = AgentFactoryConfig(prefer_sdk_agents=True, fallback_to_legacy=False, timeout_seconds=9.0)
-    found = choose_agent(AgentSpec(enable_jupyter=True), config, "conversation-1")
-    assert (found.name, found.enable_jupyter) == ("CodeActAgentSDK", True)
-    assert found.sdk == SdkSpec(fallback_to_legacy=False, timeout_seconds=9.0)
-    assert choose_agent(AgentSpec(name="LocAgent"), config, "conversation-1").name == "LocAgent"
-
-
 def test_requested_sdk_agent_stays_with_its_own_settings() -> None:
     own = SdkSpec(timeout_seconds=1.0)
     assert choose_agent(AgentSpec(name="ReadOnlyAgentSDK", sdk=own), AgentFactoryConfig(), "c-1").sdk == own

@@ -34,7 +34,7 @@ from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from tests.exploring import examples
 
-KINDS = dict(sorted(Event.KINDS.items()))
+KINDS = dict(sorted(codec.find_kinds().items()))
 
 texts = st.text(max_size=40)
 filled = st.text(min_size=1, max_size=40)
@@ -378,7 +378,7 @@ def test_too_deep_or_non_json_values_are_refused() -> None:
 
 def test_numbers_beyond_the_log_are_refused() -> None:
     with pytest.raises(EventUnfit, match=r"'model\.reply' cannot be stored"):
-        codec.encode(Event.KINDS["model.reply"](kind="model.reply", iteration=10**30).wire())
+        codec.encode(codec.find_kinds()["model.reply"](kind="model.reply", iteration=10**30).wire())
 
 
 def test_an_event_that_stays_too_large_is_refused() -> None:

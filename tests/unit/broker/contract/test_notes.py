@@ -13,18 +13,6 @@ def note(number: int, text: str = "", *keywords: str) -> Note:
     return Note(id=f"n{number}", text=text or f"note {number}", keywords=keywords, written=START + timedelta(number))
 
 
-def test_notes_without_keywords_count_first_in_written_order() -> None:
-    notes = (note(3), note(1), note(2, "", "deploy"))
-    assert recall_notes(notes, "Fix it", is_first=True) == (note(1), note(3))
-    assert recall_notes(notes, "Fix it", is_first=False) == ()
-
-
-def test_those_with_keywords_count_whenever_one_is_mentioned() -> None:
-    notes = (note(1), note(2, "", "deploy", "release"))
-    for is_first in (True, False):
-        assert note(2, "", "deploy", "release") in recall_notes(notes, "Now RELEASE it", is_first=is_first)
-
-
 def test_when_there_is_too_much_the_latest_count() -> None:
     notes = tuple(note(n, f"{n} " + "x" * 900) for n in range(40))
     found = recall_notes(notes, "", is_first=True)

@@ -17,13 +17,6 @@ def test_a_text_without_front_matter_always_counts() -> None:
     assert parse_skill("repo", "Use tabs.\n") == Skill(name="repo", content="Use tabs.")
 
 
-def test_triggers_make_it_count_when_they_are_mentioned() -> None:
-    text = "---\nname: gitlab\ntype: knowledge\ntriggers:\n- gitlab\n- merge request\n---\nUse the API.\n"
-    assert parse_skill("git/lab", text) == Skill(
-        name="gitlab", content="Use the API.", triggers=("gitlab", "merge request")
-    )
-
-
 def test_inputs_make_a_skill_a_task_with_its_own_command() -> None:
     text = "---\nname: fix\ninputs:\n- name: BRANCH\n- name: ISSUE\ntriggers: [repair]\n---\nFix ${ISSUE}."
     skill = parse_skill("fix", text)

@@ -7,14 +7,10 @@ import pytest
 from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, EventSource, ModelReply
-from broker.contract.observations import ErrorObservation
 from broker.contract.policies import ConfirmationPolicy
-from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.commit import settle, to_index_fields
-from controller_worker.core.controller import next_effect
-from controller_worker.core.effects import Append, AwaitTools, CallModel, Effect, Rest
-from controller_worker.loop.answers import make_greeting
+from controller_worker.core.effects import Append, CallModel, Effect, Rest
 from tests.controller_parts import START, Core, answer, bash, said, started, think
 from tests.scenarios import play
 
@@ -38,18 +34,6 @@ def test_a_time_that_was_given_stays() -> None:
     assert commit.events[0].timestamp == given
 
 
-def test_effects_of_the_events_are_appended_with_them() -> None:
-    core = Core()
-    commit = settle(core.state, make_greeting(CodeActAgent(AgentSpec()), core.state), START)
-    assert [event.kind for event in commit.events] == [
-        "action.system",
-        "action.recall",
-        "observation.agent_state_changed",
-        "observation.recall",
-    ]
-    assert (commit.dispatch, commit.answers, commit.cancels) == ([], {}, [])
-
-
 def test_only_runnable_actions_of_this_commit_are_dispatched() -> None:
     core = started(agent=AgentSpec(tool_concurrency=2))
     core.reply(bash(call_id="a"))
@@ -57,22 +41,6 @@ def test_only_runnable_actions_of_this_commit_are_dispatched() -> None:
     stop = ChangeAgentStateAction(agent_state=AgentState.PAUSED, source=EventSource.USER)
     paused = settle(core.state, Append((stop,)), START)
     assert paused.dispatch == []
-
-
-def test_commit_carries_the_decision_about_its_state() -> None:
-    core = started()
-    core.reply(bash(call_id="a"))
-    assert core.commits[-1].effect == next_effect(core.state, START) == AwaitTools((8,))
-
-
-def test_answers_point_to_the_right_events_when_something_comes_first() -> None:
-    core = started()
-    core.reply(bash(call_id="a"), bash(call_id="b"))
-    stop = ChangeAgentStateAction(agent_state=AgentState.STOPPED, source=EventSource.USER)
-    commit = settle(core.state, Append((stop,)), START)
-    assert commit.answers == {1: 8, 2: 9}
-    assert commit.cancels == [8, 9, 0]
-    assert all(isinstance(commit.events[position], ErrorObservation) for position in commit.answers)
 
 
 def test_what_is_cancelled_first_is_not_forgotten_for_what_follows() -> None:
@@ -124,12 +92,6 @@ def test_a_listing_shows_why_a_conversation_waits(scenario: str, shown: dict[str
 
 
 # Much that is due at once
-
-
-def test_many_messages_at_once_lead_to_one_commit() -> None:
-    core = started()
-    core.put(*(said(f"message {n}") for n in range(3_000)))
-    assert commits_until(core, CallModel(1, 1)) == 1
 
 
 def commits_until(core: Core, effect: Effect) -> int:

@@ -9,9 +9,9 @@ from broker.contract.observations import AgentStateChangedObservation, CmdOutput
 from broker.contract.recall import RecallAction, RecallObservation
 from controller_worker.core.announcement import end_in_error
 from controller_worker.core.controller import apply
-from controller_worker.core.effects import Append, AwaitTools, CallModel, Effect, Greet, Rest
+from controller_worker.core.effects import Append, AwaitTools, CallModel, Effect, Rest
 from controller_worker.core.state import State
-from tests.controller_parts import Core, answer, said, started, system_message
+from tests.controller_parts import Core, answer, said, started
 from tests.scenarios import play, scenarios
 
 STOPPED_TEXT = "Stop button pressed. The action has not been executed."
@@ -74,13 +74,6 @@ def test_core_decides(scenario: str) -> None:
 def test_events_are_applied_in_order_and_once() -> None:
     with pytest.raises(AssertionError, match="event 2 after version 0"):
         apply(State(), with_id(said("hi"), 2))
-
-
-def test_a_conversation_begins_with_its_system_message() -> None:
-    core = Core(task=None)
-    assert core.wants() == Greet()
-    core.put(system_message())
-    assert core.wants() == Rest()
 
 
 def test_the_first_creation_sets_agent_workspace_and_limits() -> None:
@@ -173,13 +166,6 @@ def test_a_stop_settles_every_pending_action_and_cancels_it() -> None:
     assert first.tool_call_metadata == core.event(8).tool_call_metadata
     assert second.tool_call_metadata == core.event(9).tool_call_metadata
     assert (core.commits[-1].answers, core.commits[-1].cancels) == ({0: 8, 1: 9}, [8, 9, 0])
-
-
-def test_a_stop_settles_a_persons_own_command_too() -> None:
-    core = started()
-    core.put(CmdRunAction(command="ls", source=EventSource.USER))
-    play(core, "stopped")
-    assert core.trace(after=7)[1] == "9 ErrorObs(agent, cause 7)"
 
 
 # Unforeseen errors

@@ -6,8 +6,6 @@ import pytest
 
 from broker.contract.events import Limits, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
-from controller_worker.core.concerns.limits import ConversationUsage, Refusal, find_reached_limit
-from controller_worker.core.state import State
 from tests.controller_parts import START, Core, started, think
 from tests.scenarios import play, scenarios
 
@@ -106,17 +104,6 @@ def test_unknown_price_is_reported_as_unknown_not_zero() -> None:
     core.reply(think())
     assert (core.state.usage.cost_usd, core.state.usage.has_unknown_cost) == (0.25, True)
     assert (core.state.usage.prompt_tokens, core.state.usage.completion_tokens) == (200, 20)
-
-
-def test_the_code_says_which_limit() -> None:
-    assert find_reached_limit(State(usage=ConversationUsage(iteration=3, max_iterations=3))) == Refusal(
-        "max_iterations", "RuntimeError: Agent reached maximum iteration. Current iteration: 3, max iteration: 3"
-    )
-    budget = find_reached_limit(State(usage=ConversationUsage(max_iterations=3, cost_usd=2.0, max_budget_usd=1.5)))
-    assert budget is not None
-    assert budget.code == "max_budget"
-    below = ConversationUsage(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2)
-    assert find_reached_limit(State(usage=below)) is None
 
 
 # Time

@@ -14,7 +14,7 @@ from broker.runtime.errors import StoreUnavailable
 from controller_worker.core.concerns.model_calls import MAX_OVERFLOWS, RATE_LIMIT, find_error_code, find_waiting_state
 from controller_worker.core.effects import CallModel, Park, Rest
 from controller_worker.providers.errors import MODEL_ERRORS, LLMConfigError
-from tests.controller_parts import START, Core, check_snapshots, finish, started
+from tests.controller_parts import START, Core, finish, started
 from tests.scenarios import play, scenarios
 
 RETRIED = ["internal", "malformed_reply", "no_response", "rate_limit", "service_unavailable", "timeout"]
@@ -77,19 +77,6 @@ def test_the_last_failure_during_a_pause_is_an_error_too(before: list[str]) -> N
     assert core.append(REFUSED) == Rest()
     assert core.states() == ["running", "paused", "error"]
     assert fold_status(core.events).is_settled
-
-
-def test_a_message_before_the_error_is_recalled_before_it() -> None:
-    core = started()
-    core.say()
-    assert core.append(REFUSED) == Rest()
-    assert core.trace(after=6) == [
-        "7 Message(user)",
-        "8 ModelCallFailed(environment)",
-        "9 Recall(user) knowledge",
-        "10 NullObs(environment, cause 9)",
-        "11 SC error",
-    ]
 
 
 def test_a_resume_and_a_finish_at_once_leave_nothing_unanswered() -> None:
@@ -195,12 +182,3 @@ def test_condenser_costs_are_counted_without_a_step() -> None:
     assert wanted == CallModel(1, 1)
     counted = core.state.usage
     assert (counted.cost_usd, counted.prompt_tokens, counted.completion_tokens, counted.iteration) == (0.5, 7, 3, 0)
-
-
-def test_a_request_that_is_not_made_yet_survives_a_snapshot() -> None:
-    core = started()
-    core.put(ModelCallFailed(code="context_window", last_error=TOO_LONG))
-    assert (core.state.calls.overflows, core.state.calls.wants_condensation) == (1, True)
-    check_snapshots(core)
-    assert core.run() == CallModel(1, 1)
-    assert core.trace(after=7) == ["8 CondensationRequestAction(agent)"]

@@ -267,21 +267,3 @@ def test_the_detector_and_the_oracle_agree() -> None:
 def test_the_detector_and_the_oracle_agree_in_20_000_histories() -> None:
     first = int(os.environ.get("SEED", "0")) * 20_000
     assert disagreements(range(first, first + 20_000)) == []
-
-
-@pytest.mark.parametrize("headless", [True, False])
-def test_the_histories_hold_every_pattern_and_none(headless: bool) -> None:
-    found = set()
-    for seed in range(400):
-        history: list[Step] = []
-        for piece in history_of(Random(seed)):
-            history += [step for _, step in piece]
-            found.add(expected(history, headless=headless))
-    assert found == {
-        None,
-        "repeating_action_observation",
-        "repeating_action_error",
-        "monologue",
-        "repeating_action_observation_pattern",
-        "context_window_error",
-    }

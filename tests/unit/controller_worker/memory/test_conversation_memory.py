@@ -32,7 +32,7 @@ from broker.contract.recall import MicroagentKnowledge, RecallObservation, Recal
 from controller_worker.memory.conversation_memory import CONTINUE, FINISH_RESULT, NO_RESULT, ConversationMemory
 from controller_worker.model.prompt_history import NEVER_PROMPTED_FIELDS
 from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
-from tests.controller_parts import Core, answer, bash, messages_of, said, started, think
+from tests.controller_parts import Core, bash, messages_of, said, started, think
 from tests.scenarios import play, scenarios
 
 RESULT = "a.txt\n[Command finished with exit code 0]"
@@ -326,27 +326,3 @@ def test_messages_once_shown_are_the_same_objects_later() -> None:
         assert all(old is new for old, new in zip(before, now, strict=False))
         assert len(now) == len(before) + 3 + (3 if not before else 0)
         before = now
-
-
-def test_a_step_costs_what_is_new_however_long_the_history() -> None:
-    """Counts the built messages: messages of earlier steps are not built again."""
-    core = started()
-    memory = ConversationMemory()
-    known: set[int] = set()
-    taken = 0
-    kept: list[Message] = []  # so that no id is given twice
-    made = []
-    for _ in range(500):
-        reply = ModelReply(id=core.state.version + 1, tool_calls=(bash(),), seen_id=core.state.version)
-        for event in (reply, *core.agent.events_of(reply)):
-            core.put(event)
-        core.put(answer(core.event(core.state.tools.pending[0].id)))
-        for event in core.events[taken:]:
-            memory.add(event)
-        taken = len(core.events)
-        new = [message for message in memory.messages() if id(message) not in known]
-        known |= {id(message) for message in new}
-        kept += new
-        made.append(len(new))
-    assert made == [5, *[2] * 499]
-    assert len(core.state.tools.pending) == 0

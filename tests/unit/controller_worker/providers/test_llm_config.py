@@ -164,6 +164,37 @@ def test_cache_key_goes_only_to_openai_unless_set(fields: dict[str, Any], is_sen
     assert LLMConfig.create(**fields).sends_cache_key is is_sent
 
 
+@pytest.mark.parametrize(
+    ("pattern", "url", "is_allowed"),
+    [
+        ("http://127.0.0.1:*", "http://127.0.0.1:4711/v1", True),
+        ("https://*.tunnel.example", "https://a.b.tunnel.example/v1", True),
+        ("https://*.tunnel.example", "https://tunnel.example/v1", False),
+        ("https://*.tunnel.example", "https://eviltunnel.example/v1", False),
+        ("https://*.tunnel.example", "https://a.tunnel.example:8443/v1", False),
+        ("http://engine", "http://engine:80/v1", True),
+        ("http://engine", "http://ENGINE/v1", True),
+        ("http://engine:*", "http://engine@evil.example/v1", False),
+        ("http://engine:*", "http://user:pass@engine/v1", False),
+        ("http://engine:*", "http://engine.evil.example/v1", False),
+        ("http://engine:*", "http://engine:99999/v1", False),
+    ],
+)
+def test_own_endpoint_must_match_scheme_host_and_port(pattern: str, url: str, is_allowed: bool) -> None:
+    config = LLMConfig.create(model="openai/policy", base_url="http://shared/v1", own_endpoints=[pattern])
+    if is_allowed:
+        assert config.with_endpoint(url, "").base_url == url
+    else:
+        with pytest.raises(LLMConfigError, match="own_endpoints"):
+            config.with_endpoint(url, "")
+
+
+@pytest.mark.parametrize("pattern", ["*", "http://*", "127.0.0.1:*", "http://a*b", "http://host/path", "ftp://host"])
+def test_patterns_of_own_endpoints_are_checked(pattern: str) -> None:
+    with pytest.raises(LLMConfigError, match="own_endpoints"):
+        LLMConfig.create(model="openai/policy", own_endpoints=[pattern])
+
+
 @pytest.mark.parametrize("name", ["", "a b", "Authorization", "content-type", "X\r\nY", "Host", "X-Ä"])
 def test_session_header_must_be_a_further_header(name: str) -> None:
     with pytest.raises(LLMConfigError, match="session_header"):

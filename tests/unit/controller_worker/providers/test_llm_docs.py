@@ -3,26 +3,11 @@
 import re
 from pathlib import Path
 
-from controller_worker.providers.choices import REPEATED_ELSEWHERE, BatchSpec
+from controller_worker.providers.choices import REPEATED_ELSEWHERE
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import MODEL_ERRORS
-from controller_worker.providers.profiles import Profiles
 
 DOCS = (Path(__file__).parents[4] / "docs" / "models.md").read_text(encoding="utf-8")
-
-
-def test_the_examples_can_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "models.toml"
-    path.write_text("\n".join(re.findall(r"```toml\n(.*?)```", DOCS, re.DOTALL)))
-    keys = {name: f"key of {name}" for name in re.findall(r"\$\{(\w+)\}", DOCS)}
-    profiles = Profiles.from_env({"LLM_CONFIG": str(path)} | keys)
-    assert profiles.names == ("spare", "long", "local", "shortened", "auto", "cheap")
-    named = {name: profiles.load_profile(name) for name in profiles.names}
-    assert named["spare"].secrets == ("key of SECOND_KEY",)
-    assert named["cheap"].batch == BatchSpec()
-    router = named["auto"].router
-    assert router is not None
-    assert router.profiles == {"local", "long"}
 
 
 def test_every_setting_is_named() -> None:

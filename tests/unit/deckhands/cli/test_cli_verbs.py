@@ -15,7 +15,7 @@ from typing import get_type_hints
 import click
 import pytest
 
-from deckhands.cli.command_group import GENERATED, SECTIONS, CommandEntry, find_commands, parse_commands
+from deckhands.cli.command_group import GENERATED, SECTIONS, CommandEntry, find_command, find_commands, parse_commands
 from deckhands.cli.field_options import WITHOUT, WRITTEN
 from deckhands.client.tasks.spec import TaskSpec
 
@@ -64,6 +64,11 @@ def test_text_and_import_agree(verb: CommandEntry) -> None:
     assert verb.command().name == verb.name
 
 
+def test_one_verb_is_found_like_all() -> None:
+    assert {name: find_command(name) for name in find_commands()} == find_commands()
+    assert [find_command(name) for name in ("", "nobody", "SECTION", "\udcff")] == [None] * 4
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_parameter_is_a_field_of_the_verbs_options(command: click.Command) -> None:
     assert command.callback is not None
@@ -88,16 +93,25 @@ def test_help_imports_no_verb() -> None:
     assert done.stdout.splitlines()[-1] == "['deckhands.cli.command_group', 'deckhands.cli.main']"
 
 
+WRITING = {
+    *("broker.log.event_log", "broker.secrets.masking", "broker.store.embedded", "deckhands.client.archive.archive"),
+    *("deckhands.client.client", "deckhands.client.trajectories", "deckhands.client.verification"),
+}
+"""Modules that serve writers, archives and rollouts."""
+
+
 @pytest.mark.parametrize(
     ("verb", "heavy"),
     [
         ("ls", {"pydantic", "redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "broker.contract.codec"}),
-        ("show", {"redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "deckhands.client.client"}),
+        ("show", {"redis", "opentelemetry", "celery", "litellm", "yaml", "fsspec", "ctypes", "tomllib", *WRITING}),
+        ("logs", {"redis", "celery", "ctypes", "tomllib", "deckhands.client.watcher", *WRITING}),
+        ("why", {"redis", "celery", "ctypes", "tomllib", *WRITING}),
         ("dead", {"redis", "opentelemetry", "celery", "litellm", "fsspec", "pydantic_settings"}),
     ],
 )
 def test_verb_that_reads_does_without_heavy_modules(verb: str, heavy: set[str], tmp_path: Path) -> None:
-    words = {"show": ["show", "abc"], "dead": ["dead", "ls"]}.get(verb, [verb])
+    words = {**{name: [name, "abc"] for name in ("show", "logs", "why")}, "dead": ["dead", "ls"]}.get(verb, [verb])
     program = (
         f"import sys\nfrom deckhands.cli.main import main\nsys.argv[1:] = {words}\n"
         f"try:\n    main()\nexcept SystemExit:\n    print(sorted({heavy} & sys.modules.keys()))"

@@ -7,7 +7,7 @@ import pytest
 from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationStarted
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.deletion import EXPIRED_CODE
+from broker.log.status import EXPIRED_CODE
 from controller_worker.core.commit import to_index_fields
 from controller_worker.core.effects import CallModel
 from tests.controller_parts import START, Core

@@ -68,10 +68,6 @@ def test_asked_action(scenario: str) -> None:
     assert find_violations(core.events, conversation_id=CID, is_strict=True, is_over=False) == []
 
 
-def test_nothing_is_asked_without_a_policy() -> None:
-    play(started(), "bash(rm -rf /) -> tools 8")
-
-
 def test_the_conversation_asks_for_the_action_by_its_id() -> None:
     core = play(asking(), "bash -> rest, dispatched ")
     asked = core.event(-1, AgentStateChangedObservation)
@@ -259,10 +255,6 @@ def test_user_is_reminded_once_per_question() -> None:
     core.pass_time(300)
     core.run()
     assert len([event for event in core.events if isinstance(event, ConfirmationReminder)]) == 2
-
-
-def test_question_without_a_deadline_rests() -> None:
-    assert asking().reply(bash()) == Rest()
 
 
 @pytest.mark.parametrize(

@@ -373,13 +373,6 @@ def test_long_reports_enter_in_several_bounded_commits() -> None:
     assert find_violations(core.events, conversation_id=CID, is_strict=True, is_over=False) == []
 
 
-def test_a_report_beyond_the_bound_enters_alone() -> None:
-    core = able(max_iterations=10**40)
-    in_background(core, 3)
-    all_ended(core, content="x" * (REPORTED_BYTES + 1))
-    assert [len(commit.events) for commit in commits_of_run(core)] == [1, 1, 1]
-
-
 def test_a_long_report_of_any_answers_the_others_with_it() -> None:
     core = able(max_iterations=1_000)
     core.reply(*(delegate(f"d{n}", join="any") for n in range(40)))
@@ -395,14 +388,6 @@ def test_all_ends_of_a_turn_answer_in_one_commit() -> None:
     (commit,) = commits_of_run(core)
     assert commit.answers == {n: 8 + n for n in range(MAX_CALLS)}
     assert [(one.delegate_id, one.cause) for one in results(core)] == [(8 + n, 8 + n) for n in range(MAX_CALLS)]
-
-
-def test_many_refusals_are_answered_in_one_commit() -> None:
-    core = able(max_iterations=10)
-    assert core.reply(*(delegate(f"d{n}", task=f"look at {n}") for n in range(MAX_CALLS))) == CallModel(2, 1)
-    refused = [event.cause for event in core.events if isinstance(event, ErrorObservation)]
-    assert refused == [8 + n for n in range(MAX_CALLS)]
-    assert core.state.delegation.delegates == ()
 
 
 def test_first_of_any_answers_the_others_once() -> None:

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, CmdRunAction, MessageAction
+from broker.contract.actions import AgentDelegateAction, CmdRunAction, MessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation, find_rolled_back
-from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply, ModelSwitched
+from broker.contract.events import DelegateEnded, Event, EventSource, ModelSwitched
 from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation, ErrorObservation
 from broker.log.status import fold_status
-from controller_worker.core.concerns.double_texting import is_at_rest
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import CallModel, NotifyDelegates
 from controller_worker.core.state import State
@@ -228,15 +227,3 @@ def test_a_log_without_the_policy_ignores_a_rollback_event() -> None:
     core.put(RolledBackObservation(start_id=2))
     assert core.state == fold(State(), core.events)
     assert core.wants() == CallModel(1, 1)
-
-
-def test_rest_is_when_a_message_would_begin_something() -> None:
-    core = Core(None, double_texting="rollback")
-    assert is_at_rest(core.state)
-    core.say()
-    assert not is_at_rest(core.state)
-    play(core, "wait 0, finish")
-    assert is_at_rest(core.state)
-    core.put(ChangeAgentStateAction(agent_state=AgentState.RUNNING, source=EventSource.USER))
-    assert not is_at_rest(core.state)
-    assert last(core, ModelReply)

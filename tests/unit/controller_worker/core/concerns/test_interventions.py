@@ -161,12 +161,6 @@ def test_agent_reads_a_rejection_reason_and_continues() -> None:
     check(core)
 
 
-def test_without_a_reason_it_waits_for_a_message() -> None:
-    core = play(started(agent=AgentSpec(confirmation=ALWAYS)), "bash")
-    assert rejected(core, None) == Rest()
-    assert core.states()[-1] == "awaiting_user_input"
-
-
 def test_fork_within_a_rejection_continues_like_the_origin() -> None:
     core = play(started(agent=AgentSpec(confirmation=ALWAYS)), "bash+bash(pwd)")
     rejected(core, "No.")

@@ -22,7 +22,7 @@ from broker.contract.policies import ConfirmationPolicy
 from broker.contract.specs import GoalSpec
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
-from tests.controller_parts import Core, bash, call, check_snapshots, finish, messages_of
+from tests.controller_parts import Core, call, check_snapshots, finish, messages_of
 
 LONG_WORK = AgentSpec(name="LongWorkAgent")
 
@@ -143,18 +143,6 @@ def test_finish_with_failing_features_is_refused_with_the_list() -> None:
     assert replay(core.events).divergence is None
 
 
-def test_finish_verifies_every_feature_again() -> None:
-    core = Work()
-    core.working = {"a"}
-    core.does(features("add", "a"))
-    core.working = set()
-    core.does(bash("rm a"))
-    core.observe(core.state.version)
-    core.does(finish())
-    assert core.passing == {"a": False}
-    assert core.states() == ["running"]
-
-
 def test_finish_without_features_is_refused() -> None:
     core = Work()
     assert core.does(finish()) == CallModel(2, 1)
@@ -204,24 +192,6 @@ def test_stop_settles_a_request_and_its_check() -> None:
     assert core.state.work.requests == ()
     assert core.passing == {}
     assert replay(core.events).divergence is None
-
-
-def test_requests_of_one_turn_are_settled_in_order() -> None:
-    core = Work()
-    core.does(features("add", "a", call_id="l1"), features("add", "b", call_id="l2"))
-    assert core.passing == {"a": False, "b": False}
-    assert [event.cause for event in core.events if isinstance(event, FeatureListObservation)] == [10, 11]
-
-
-def test_calls_before_a_request_come_first() -> None:
-    core = Work()
-    core.reply(bash("touch a"), features("add", "a"))
-    command = core.state.version - 1
-    assert core.wants() == AwaitTools((command,))
-    core.working = {"a"}
-    core.observe(command)
-    core.serve()
-    assert core.passing == {"a": True}
 
 
 @pytest.mark.parametrize("outcome", ["unknown", "error"])

@@ -200,14 +200,6 @@ def test_rules_of_front_matter_and_of_the_specification(tmp_path: Path) -> None:
     assert [item.content for item in recalls(core)[-1].microagent_knowledge] == ["Lower case.", "Types."]
 
 
-def test_own_rules_need_no_survey() -> None:
-    own = Skill(name="sql", content="Lower case.", paths=("*.sql",))
-    core = Core("go", agent=AgentSpec(skills=(own,)))
-    core.run()
-    view(core, "/workspace/db/x.sql")
-    assert [item.content for item in recalls(core)[-1].microagent_knowledge] == ["Lower case."]
-
-
 def test_rule_of_a_rolled_back_turn_is_recalled_again() -> None:
     own = Skill(name="sql", content="Lower case.", paths=("*.sql",))
     core = Core("go", agent=AgentSpec(skills=(own,)), double_texting="rollback")

@@ -122,32 +122,32 @@ async def begin(store: Store, *names: str) -> None:
 async def test_many_conversations_are_looked_at_a_few_at_a_time(store: Store):
     names = [f"c-{number:03}" for number in range(40)]
     await begin(store, *names)
-    roster = ConversationCache(store, rows_at_once=20, others_at_once=5)
-    async for _ in roster.load():
+    cache = ConversationCache(store, rows_at_once=20, others_at_once=5)
+    async for _ in cache.load():
         pass
-    assert set(roster.rows) == set(names)
-    assert not await roster.refresh([], [])
+    assert set(cache.rows) == set(names)
+    assert not await cache.refresh([], [])
     await begin(store, "new-1", "new-2")
-    assert await roster.refresh([], [])
-    assert {"new-1", "new-2"} <= set(roster.rows)
+    assert await cache.refresh([], [])
+    assert {"new-1", "new-2"} <= set(cache.rows)
     await store.connection.call_many([("HSET", store.known_keys(name).meta, "iterations", "7") for name in names])
-    assert await roster.refresh(["c-001", "c-002"], [])
-    assert roster.rows["c-001"].steps == roster.rows["c-002"].steps == 7
+    assert await cache.refresh(["c-001", "c-002"], [])
+    assert cache.rows["c-001"].steps == cache.rows["c-002"].steps == 7
     looks = 0
-    while any(roster.rows[name].steps != 7 for name in names):
-        await roster.refresh([], [])
+    while any(cache.rows[name].steps != 7 for name in names):
+        await cache.refresh([], [])
         looks += 1
     assert looks > 1, "one look has asked for everything"
     shard = store.known_keys("c-003").shard
     await store.connection.call("SADD", shard.worker_conversations("w1"), "c-003")
     await store.connection.call("HSET", store.known_keys("c-003").meta, "iterations", "8")
     await store.connection.call("ZADD", shard.dead, 1, "c-004")
-    await roster.refresh([], ["w1"])
-    assert roster.rows["c-003"].steps == 8, "what a worker has is looked at each time"
-    assert roster.rows["c-004"].state == "dead"
+    await cache.refresh([], ["w1"])
+    assert cache.rows["c-003"].steps == 8, "what a worker has is looked at each time"
+    assert cache.rows["c-004"].state == "dead"
     await store.connection.call("ZREM", shard.dead, "c-004")
-    await roster.refresh([], ["w1"])
-    assert roster.rows["c-004"].state == "loading"
+    await cache.refresh([], ["w1"])
+    assert cache.rows["c-004"].state == "loading"
     await store.connection.call("DEL", store.known_keys("c-001").meta)
-    await roster.refresh(["c-001"], [])
-    assert "c-001" not in roster.rows
+    await cache.refresh(["c-001"], [])
+    assert "c-001" not in cache.rows

@@ -9,7 +9,6 @@ import pytest
 from broker.contract.actions import (
     AgentFinishAction,
     AgentRejectAction,
-    CmdRunAction,
     MessageAction,
 )
 from broker.contract.error_texts import ERROR_KEYS, REMEDIES
@@ -98,18 +97,6 @@ def test_output_counts_only_if_the_finish_does():
     assert summarize(numbered(created(), reply(), done, state("error", "no"))).outputs == {}
 
 
-def test_a_condensers_reply_costs_and_is_no_iteration():
-    notes = reply(prompt=10, completion=5).model_copy(update={"service": "condenser", "model": "acme/small"})
-    summary = summarize(numbered(created(), reply(), notes))
-    assert (summary.iterations, summary.cost_usd, summary.model) == (1, 0.5, "acme/large")
-    assert (summary.prompt_tokens, summary.completion_tokens) == (1010, 55)
-
-
-def test_an_unknown_cost_is_said_to_be_unknown():
-    summary = summarize(numbered(created(), reply(cost=0.25), reply(cost=None)))
-    assert (summary.cost_usd, summary.has_unknown_cost) == (0.25, True)
-
-
 def test_the_last_error_is_that_of_the_state():
     failed = ModelCallFailed(code="authentication", content="401", last_error="AuthenticationError: wrong key")
     summary = summarize(numbered(created(), user("go"), failed, state("error", "STATUS$ERROR_LLM_AUTHENTICATION")))
@@ -143,12 +130,6 @@ def test_error_without_a_failed_call_has_its_code(code):
     ended = AgentStateChangedObservation(agent_state="error", reason="Oops: no", code=code)
     assert summarize(numbered(created(), reply(), ended)).error_code == code
     assert summarize(numbered(created(), reply(), ended, state("running"))).error_code == ""
-
-
-def test_it_names_the_action_that_is_asked_about():
-    asking = AgentStateChangedObservation(agent_state="awaiting_user_confirmation", action_id=2)
-    assert summarize(numbered(created(), CmdRunAction(command="ls"), asking)).asked_id == 2
-    assert summarize(numbered(created(), CmdRunAction(command="ls"), asking, state("stopped"))).asked_id is None
 
 
 def test_a_reply_makes_up_for_a_failed_call():

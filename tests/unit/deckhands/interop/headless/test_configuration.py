@@ -110,14 +110,6 @@ def test_a_variable_that_cannot_be_used_is_named(tmp_path, name, text):
         read_config(None, {name: text}, tmp_path)
 
 
-def test_a_key_without_effect_is_named_and_the_run_begins(tmp_path):
-    config = read(tmp_path, "[core]\nfile_store = 'memory'\n[llm]\ncorrect_num = 5\n")
-    assert notices(config) == [
-        "[core] file_store has no effect: the log is always kept, see DECKHANDS_HOME.",
-        "[llm] correct_num has no effect: there is no editor that asks a model.",
-    ]
-
-
 def test_the_template_of_openhands_is_taken_as_it_is(tmp_path):
     config = read(tmp_path, TEMPLATE)
     config.select_agent("CodeActAgent", {"CodeActAgent"})
@@ -333,13 +325,6 @@ def test_keys_choose_the_sdk_agent_and_its_settings(tmp_path):
     assert choose(tmp_path, KEYS, name="BrowsingAgent") == ("BrowsingAgentSDK", CHOSEN[1])
     assert choose(tmp_path, KEYS, name="LocAgent")[0] == "LocAgent"
     assert choose(tmp_path) == LEGACY
-
-
-def test_named_agent_takes_the_settings_of_its_loop(tmp_path):
-    assert choose(tmp_path, "timeout_seconds = 5", name="ReadOnlyAgentSDK") == (
-        "ReadOnlyAgentSDK",
-        SdkSpec(timeout_seconds=5.0),
-    )
 
 
 def test_the_variables_have_the_names_of_the_keys(tmp_path):

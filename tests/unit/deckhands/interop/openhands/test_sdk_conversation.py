@@ -106,17 +106,6 @@ def test_a_real_conversation_carries_over() -> None:
     assert (summary.message, summary.iterations, summary.exit_code) == ("Done.", 8, 0)
 
 
-def test_calls_of_one_reply_stand_together_and_name_it() -> None:
-    events, _ = read(REAL)
-    reply = events[6]
-    assert isinstance(reply, ModelReply)
-    assert [call.name for call in reply.tool_calls] == ["terminal", "think"]
-    named = [event.tool_call_metadata.reply_id for event in events[7:11] if event.tool_call_metadata]
-    assert named == [7, 7, 7, 7]
-    refused = events[21].tool_call_metadata
-    assert (refused.function_name, refused.reply_id) == ("nowhere", 21)
-
-
 def test_costs_and_tokens_go_to_their_replies(tmp_path: Path) -> None:
     def with_costs(state: dict[str, Any], _: list[dict[str, Any]]) -> None:
         ids = ["test-response-1", "test-response-2"]
@@ -323,19 +312,6 @@ def test_costs_that_no_reply_has_are_kept(tmp_path: Path) -> None:
     found = compute_metrics(events)
     assert found.accumulated_cost == 1.75
     assert (found.accumulated_token_usage.prompt_tokens, found.accumulated_token_usage.cache_read_tokens) == (700, 600)
-
-
-def test_task_list_of_any_content_is_read(tmp_path: Path) -> None:
-    def odd(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
-        for event in events:
-            for part in ("action", "observation"):
-                if "task_list" in (event.get(part) or {}):
-                    event[part]["task_list"] = [{"title": 5, "status": "blocked", "notes": None, "id": 4}, "x"]
-
-    state = fold(State(), read(changed(tmp_path, odd))[0])
-    assert [(task.id, task.title, task.status, task.notes) for task in state.tasks.items] == [
-        ("task-1", "5", "todo", "")
-    ]
 
 
 def test_state_of_any_shape_gets_defaults_and_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,546 @@
+"""Pods as workspaces, by an API server that checks each request and runs pods as confined processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from broker.contract import WorkspaceSpec
+from broker.tools import McpServerSpec
+from tests.integration.test_chart import find, render
+from tests.integration.test_docker import FETCH, GATE, site
+from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
+from tests.kubernetes_api import (
+    ALL_RIGHTS,
+    CLAIM,
+    IMAGE,
+    MISSING_IMAGE,
+    NAMESPACE,
+    NODE,
+    TOKEN,
+    WORKER,
+    FakeCluster,
+    running_cluster,
+)
+from tests.polling import until
+from tool_worker.errors import SandboxUnavailable, SandboxUnsafe, WorkspaceRefused, WorkspaceUnavailable
+from tool_worker.sandbox import Enclosure, KubernetesSandbox, find_sandbox, run_self_test
+from tool_worker.sandbox.containers import ClusterAccess
+from tool_worker.sandbox.kubernetes.api import Api
+from tool_worker.sandbox.kubernetes.pods import LABEL, read_template
+from tool_worker.settings import load_tool_settings
+from tool_worker.tools.mcp.launch import SandboxedLaunch
+from tool_worker.worker.examination import examine
+from tool_worker.worker.placement import build_node_offer
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.workspaces import Workspaces
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
+    with running_cluster(tmp_path / "cluster", tmp_path / "volume") as found:
+        yield found
+
+
+@asynccontextmanager
+async def podded(cluster: FakeCluster, **settings: Any) -> AsyncIterator[Workspaces]:
+    settings = {"containers": cluster.settings(), **settings}
+    async with opened(cluster.volume / "node", sandbox="kubernetes", **settings) as workspaces:
+        yield workspaces
+    assert cluster.sandboxes() == []
+
+
+def sandbox_of(cluster: FakeCluster, **settings: Any) -> KubernetesSandbox:
+    files = cluster.volume / "node" / ".sandbox"
+    files.mkdir(parents=True, exist_ok=True)
+    return KubernetesSandbox(files, cluster.settings(**settings))
+
+
+def names(cluster: FakeCluster) -> list[str]:
+    return [pod["metadata"]["name"] for pod in cluster.sandboxes()]
+
+
+async def test_pod_is_closed_and_belongs_to_its_conversation(cluster: FakeCluster) -> None:
+    async with podded(cluster) as workspaces:
+        run = Terminal(await workspaces.open("closed"))
+        knock = "import socket; socket.socket(socket.AF_UNIX).connect('/run/deckhands/entrance/socket')"
+        found = await run(
+            "id -u; grep -E 'Cap(Eff|Bnd)|NoNewPrivs' /proc/self/status; touch /usr/x 2>&1 | grep -c Read-only; "
+            "cat /proc/1/environ 2>&1; env | grep -c KUBERNETES; ls /var/run/secrets 2>&1 | grep -c serviceaccount; "
+            f'tail -n +3 /proc/net/dev | grep -vc lo:; python3 -c "{knock}" 2>&1 | tail -1 | cut -d: -f1'
+        )
+        zero = "0" * 16
+        assert found.content.splitlines() == [
+            str(os.getuid() or 1000),
+            f"CapEff:\t{zero}",
+            f"CapBnd:\t{zero}",
+            "NoNewPrivs:\t1",
+            "1",
+            "cat: /proc/1/environ: Permission denied",
+            "0",
+            "0",
+            "0",
+            "FileNotFoundError",
+        ]
+        assert (await run("cd / && touch /tmp/x ~/x /workspace/x && ls /workspace")).content == "x"
+        (pod,) = cluster.sandboxes()
+        assert pod["metadata"]["labels"][f"{LABEL}/conversation"] == "closed"
+        assert pod["metadata"]["labels"][f"{LABEL}/network"] == "none"
+        (owner,) = pod["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], "controller" in owner) == ("StatefulSet", "deck-tools", False)
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["tolerations"] == [{"key": "agents", "operator": "Exists"}]
+
+
+async def test_command_continues_in_its_pod_after_a_kill(cluster: FakeCluster) -> None:
+    root = cluster.volume / "node"
+    async with podded(cluster) as workspaces:
+        await workspaces.open("survivor")
+        gates = {name: Gate(root / "survivor" / "workspace", name) for name in ("started", "held")}
+        for name in gates:
+            (root / "survivor" / "workspace" / name).chmod(0o666)
+        command = "echo begun >> trace; echo x > started; read x < held; cat trace"
+        variables = cluster.environment()
+        worker = client(root, "kubernetes", "survivor", 7, command, variables=variables)
+        await gates["started"].wait()
+        (before,) = cluster.sandboxes()
+        os.killpg(worker.pid, signal.SIGKILL)
+        await asyncio.to_thread(worker.communicate)
+        gates["held"].open()
+        again = client(root, "kubernetes", "survivor", 7, "not run again", variables=variables)
+        assert (await answer(again))["content"] == "begun"
+        assert [pod["metadata"]["uid"] for pod in cluster.sandboxes()] == [before["metadata"]["uid"]]
+
+
+async def test_killed_pod_leaves_an_unknown_outcome(cluster: FakeCluster) -> None:
+    async with podded(cluster) as workspaces:
+        workspace = await workspaces.open("killed")
+        started = Gate(cluster.volume / "node" / "killed" / "workspace", "started")
+        (cluster.volume / "node" / "killed" / "workspace" / "started").chmod(0o666)
+        running = asyncio.create_task(workspace.run(1, "bash", {"command": "echo x > started; sleep 1000"}))
+        await started.wait()
+        (before,) = cluster.sandboxes()
+        cluster.kill(before["metadata"]["name"])
+        assert (await running).is_unknown
+        assert (await workspace.run(2, "bash", {"command": "echo a new one"})).value["content"] == "a new one"
+        (after,) = cluster.sandboxes()
+        assert after["metadata"]["name"] == before["metadata"]["name"]
+        assert after["metadata"]["uid"] != before["metadata"]["uid"]
+
+
+def test_self_test_and_doctor_know_it(cluster: FakeCluster) -> None:
+    files = cluster.volume / "node"
+    files.mkdir()
+    report = run_self_test(sandbox_of(cluster), files)
+    assert (report.sandbox, report.escapes, len(report.results)) == ("kubernetes", (), 9)
+    found = {finding.name: finding for finding in examine("kubernetes", cluster.settings(), files)}
+    assert (found["sandbox kubernetes"].is_good, found["sandbox kubernetes"].is_needed) == (True, True)
+    assert "sandbox kubernetes" not in {finding.name for finding in examine("bwrap", cluster.settings(), files)}
+    assert cluster.sandboxes() == []
+    environment = {**cluster.environment(), "DECKHANDS_NODE_DIR": str(files)}
+    offer = build_node_offer(load_tool_settings(environment))
+    assert "kubernetes" in offer.sandboxes
+    assert offer.images == (IMAGE,)
+
+
+async def test_sandbox_without_network_policies_is_refused(cluster: FakeCluster) -> None:
+    cluster.enforces_network = False
+    async with podded(cluster) as workspaces:
+        with pytest.raises(SandboxUnsafe, match=r"connect_to_machine \(127\.0\.0\.1:"):
+            await workspaces.open("reaching")
+
+
+async def test_worker_needs_only_the_documented_rights(cluster: FakeCluster) -> None:
+    async with podded(cluster) as workspaces:
+        await workspaces.open("least")
+        assert sorted(set(cluster.requests)) == [
+            *(("create", "pods"), ("delete", "pods"), ("get", "pods"), ("get", "pods/exec"), ("list", "pods"))
+        ]
+
+
+# What the chart allows
+
+PODS = ["tools.sandbox=kubernetes", "tools.kubernetes.images[0]=a", "tools.kubernetes.apiServerCidrs[0]=10.0.0.1/32"]
+EVIL: dict[str, dict[str, Any]] = {
+    "another name": {"metadata.name": "deck-controller-0"},
+    "labels of a role": {"metadata.labels": {"app.kubernetes.io/component": "controller"}},
+    "a part of the release": {"metadata.labels.app.kubernetes.io/instance": "deck"},
+    "a secret": {"spec.volumes": [{"name": "node", "secret": {"secretName": "deck-secrets"}}]},
+    "another claim": {"spec.volumes": [{"name": "node", "persistentVolumeClaim": {"claimName": "data-deck-store-0"}}]},
+    "variables of a secret": {"spec.containers.0.envFrom": [{"secretRef": {"name": "deck-secrets"}}]},
+    "an account": {"spec.serviceAccountName": "deck-tools"},
+    "a token": {"spec.automountServiceAccountToken": True},
+    "a second container": {"spec.initContainers": [{"name": "x", "image": "x"}]},
+}
+
+
+@pytest.fixture
+def guarded(cluster: FakeCluster) -> FakeCluster:
+    """A cluster with the role and the policy of the chart."""
+    manifests = render(PODS)
+    (policy,) = (each for each in manifests if each["kind"] == "ValidatingAdmissionPolicy")
+    cluster.rights, cluster.policies = tuple(find(manifests, "Role", "deck-tools")["rules"]), (policy,)
+    return cluster
+
+
+def test_role_and_policy_of_the_chart_suffice(guarded: FakeCluster) -> None:
+    files = guarded.volume / "node"
+    files.mkdir()
+    assert run_self_test(sandbox_of(guarded), files).escapes == ()
+    assert guarded.sandboxes() == []
+
+
+@pytest.mark.parametrize("case", sorted(EVIL))
+def test_policy_keeps_a_worker_from_other_pods(guarded: FakeCluster, case: str) -> None:
+    pod = abandoned_pod(guarded)
+    for path, value in EVIL[case].items():
+        inner: Any = pod
+        *above, field = path.replace("app.kubernetes.io/", "app@").split(".")
+        for key in above:
+            inner = inner[int(key)] if key.isdecimal() else inner[key]
+        inner[field.replace("app@", "app.kubernetes.io/")] = value
+    with Api(ClusterAccess(config=str(guarded.config))) as api:
+        with pytest.raises(SandboxUnavailable, match=r"ValidatingAdmissionPolicy denied|violates PodSecurity"):
+            api.create_pod(pod)
+        with pytest.raises(SandboxUnavailable, match="ValidatingAdmissionPolicy denied"):
+            api.delete_pod(WORKER, "worker-0")
+    assert guarded.sandboxes() == []
+
+
+# What may go wrong
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rights": ()}, r"cannot get resource \"pods\".*Give the service account the rights"),
+        ({"rights": ({**ALL_RIGHTS[0], "verbs": ["get", "list", "delete"]},)}, r"cannot create resource \"pods\""),
+        ({"rights": ALL_RIGHTS[:1]}, "Kubernetes runs no program in the pod: status 403.*pods/exec"),
+        ({"quota": 0}, "exceeded quota: pods.*Raise the quota"),
+        ({"has_room": False}, r"did not start within 1 s: Unschedulable: 0/1 nodes .*Insufficient memory"),
+    ],
+)
+async def test_pod_that_cannot_start_is_explained(cluster: FakeCluster, change: dict[str, Any], reason: str) -> None:
+    for name, value in change.items():
+        setattr(cluster, name, value)
+    workspaces = Workspaces(
+        cluster.volume / "node", sandbox="kubernetes", containers=cluster.settings(pending_seconds=1.0)
+    )
+    with pytest.raises(SandboxUnavailable) as refused:
+        await workspaces.open("first")
+    assert re.search(reason, f"{refused.value} {refused.value.remedy}".replace("\n", " ")), refused.value
+    assert cluster.sandboxes() == []
+
+
+async def test_image_that_cannot_be_pulled_is_named(cluster: FakeCluster) -> None:
+    cluster.pull_message = "manifest unknown\x1b[2J\nforged: line" + "x" * 5_000
+    async with podded(cluster) as workspaces:
+        spec = WorkspaceSpec(sandbox="kubernetes", image=MISSING_IMAGE)
+        with pytest.raises(WorkspaceUnavailable) as refused:
+            await workspaces.open("missing", spec)
+        text = str(refused.value)
+        assert "ImagePullBackOff: manifest unknown" in text
+        assert "\x1b" not in text
+        assert "\nforged" not in text
+        assert len(text) < 2_000
+        with pytest.raises(WorkspaceRefused, match="no container of the image 'other/image'"):
+            await workspaces.open("other", WorkspaceSpec(sandbox="kubernetes", image="other/image"))
+
+
+async def test_directory_outside_the_volume_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    os.chown(project, os.getuid() or 4321, -1)
+    async with podded(cluster, named=NamedDirectories([project])) as workspaces:
+        with pytest.raises(WorkspaceRefused, match=f"is not on the volume {CLAIM}"):
+            await workspaces.open("outside", WorkspaceSpec(path=str(project)))
+
+
+def change_config(cluster: FakeCluster, **user: object) -> None:
+    config = yaml.safe_load(cluster.config.read_text())
+    config["users"][0]["user"] = user
+    cluster.config.write_text(yaml.safe_dump(config))
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("no images", "no image is named"),
+        ("no account", "runs in no pod with a service account"),
+        ("no file", "is no usable kubeconfig: FileNotFoundError"),
+        ("a list", "is no usable kubeconfig: AttributeError"),
+        ("a program", "is found by a program"),
+        ("wrong token", r"Kubernetes refuses: Unauthorized \(401\)"),
+        ("no server", "The API server https://127.0.0.1:1 does not answer"),
+        ("no pod", f"the namespace {NAMESPACE} has no pod {WORKER}"),
+        ("no volume", "is on no volume that pods can share"),
+        ("template", "may have only `metadata` and `spec`"),
+    ],
+)
+def test_unusable_configuration_is_explained(cluster: FakeCluster, tmp_path: Path, case: str, reason: str) -> None:
+    settings = cluster.settings()
+    if case == "no account":
+        settings = load_tool_settings({"DECKHANDS_DOCKER_IMAGES": IMAGE}).containers
+    elif case == "no images":
+        settings = load_tool_settings({}).containers
+    elif case == "no file":
+        cluster.config.unlink()
+    elif case == "a list":
+        cluster.config.write_text("[1, 2]")
+    elif case == "a program":
+        change_config(cluster, exec={"command": "/bin/sh"})
+    elif case == "wrong token":
+        change_config(cluster, token="another")
+    elif case == "no server":
+        cluster.config.write_text(cluster.config.read_text().replace(cluster.url, "https://127.0.0.1:1"))
+    elif case == "no pod":
+        del cluster.pods[WORKER]
+    elif case == "no volume":
+        cluster.pods[WORKER]["spec"]["volumes"] = [{"name": "node", "emptyDir": {}}]
+    else:
+        template = tmp_path / "template.yaml"
+        template.write_text(yaml.safe_dump({"spec": {"volumes": [{"name": "all", "hostPath": {"path": "/"}}]}}))
+        settings = cluster.settings(template=str(template))
+    with pytest.raises(SandboxUnavailable, match=reason):
+        find_sandbox("kubernetes", cluster.volume / "node", settings)
+    assert find_sandbox("auto", tmp_path / "files", settings).name != "kubernetes"
+
+
+def test_account_of_a_pod_is_used_and_its_token_reread(cluster: FakeCluster, tmp_path: Path) -> None:
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "token").write_text("expired")
+    (account / "namespace").write_text(NAMESPACE)
+    (account / "ca.crt").write_bytes(cluster.certificate.read_bytes())
+    settings = load_tool_settings({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"})
+    assert settings.containers.kubernetes.access.address == "https://[fd00::1]:6443"
+    with Api(ClusterAccess(address=cluster.url, account=str(account))) as api:
+        with pytest.raises(SandboxUnavailable, match="Unauthorized"):
+            api.get_pod(WORKER)
+        (account / "token").write_text(f"{TOKEN}\n")
+        assert api.get_pod(WORKER) is not None
+        assert api.get_pod("absent") is None
+
+
+# What is left over
+
+
+def abandoned_pod(cluster: FakeCluster, **labels: str) -> dict[str, Any]:
+    """Return the description of a pod as an earlier worker of this node made it."""
+    made = sandbox_of(cluster)._make_pod(_enclosure(cluster, labels))
+    made["spec"]["containers"][0]["command"] = ["sleep", "1000"]
+    return made
+
+
+def _enclosure(cluster: FakeCluster, labels: dict[str, str]) -> Enclosure:
+    workspace = cluster.volume / "node" / "left"
+    workspace.mkdir(parents=True, exist_ok=True)
+    return Enclosure(workspace, "/workspace", is_own=True, labels=labels)
+
+
+async def test_pods_of_dead_workers_are_removed(cluster: FakeCluster) -> None:
+    root = str(cluster.volume / "node")
+    ours = abandoned_pod(cluster, root=root, conversation="forgotten", host="1" * 32)
+    program = abandoned_pod(cluster)
+    theirs = abandoned_pod(cluster, root="/elsewhere", conversation="theirs", host="2" * 32)
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        for pod in (ours, program, theirs):
+            api.create_pod(pod)
+    async with opened(cluster.volume / "node", sandbox="kubernetes", containers=cluster.settings()) as workspaces:
+        await workspaces.open("another")
+        conversations = {pod["metadata"]["annotations"][f"{LABEL}/conversation"] for pod in cluster.sandboxes()}
+        assert conversations == {"theirs", "another"}
+    assert names(cluster) == [theirs["metadata"]["name"]]
+
+
+async def test_living_pod_on_another_machine_is_replaced(cluster: FakeCluster) -> None:
+    async with podded(cluster) as workspaces:
+        await workspaces.open("moved")
+        (before,) = cluster.sandboxes()
+        cluster.pods[WORKER]["spec"]["nodeName"] = before["spec"]["nodeName"] + "-new"
+        await workspaces.aclose()
+        async with opened(cluster.volume / "node", sandbox="kubernetes", containers=cluster.settings()) as later:
+            await later.get_demanded_sandbox()
+            assert cluster.sandboxes() == []
+
+
+async def test_pod_with_a_taken_name_is_replaced(cluster: FakeCluster) -> None:
+    async with podded(cluster) as workspaces:
+        await workspaces.open("taken")
+        (ours,) = cluster.sandboxes()
+        await workspaces.close("taken")
+        forged = abandoned_pod(cluster, root="/elsewhere", conversation="x", host="3" * 32)
+        forged["metadata"]["name"] = ours["metadata"]["name"]
+        with Api(ClusterAccess(config=str(cluster.config))) as api:
+            uid = api.create_pod(forged)["metadata"]["uid"]
+        run = Terminal(await workspaces.open("taken"))
+        assert (await run("echo ours")).content == "ours"
+        (pod,) = cluster.sandboxes()
+        assert (pod["metadata"]["uid"] != uid, pod["metadata"]["name"]) == (True, forged["metadata"]["name"])
+
+
+def test_pod_of_a_killed_program_is_removed_by_the_next(cluster: FakeCluster) -> None:
+    launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
+    spec = McpServerSpec(name="waits", command="sh", args=("-c", "trap '' HUP; echo up; sleep 1000"))
+    started = launch(spec)
+    with subprocess.Popen(
+        started.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=started.environment
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"up\n"
+        (left,) = names(cluster)
+        run.kill()
+    again = launch(McpServerSpec(name="ends", command="sh", args=("-c", "echo done")))
+    assert subprocess.run(again.command, env=again.environment, capture_output=True, check=True).stdout == b"done\n"
+    assert left not in names(cluster)
+    assert names(cluster) == []
+
+
+# Programs by exec
+
+
+@pytest.mark.parametrize("protocol", ["v5.channel.k8s.io", "v4.channel.k8s.io"])
+def test_program_has_its_streams_and_variables(cluster: FakeCluster, protocol: str) -> None:
+    cluster.protocols = (protocol,)
+    launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
+    ends = "cat" if protocol.startswith("v5") else "true"
+    script = f"read x; echo $x $KEY; id -u; {ends}; echo wrong >&2; exit 7"
+    started = launch(McpServerSpec(name="printer", command="sh", args=("-c", script), env={"KEY": "its secret"}))
+    assert "its secret" not in " ".join(started.command)
+    pods: list[str] = []
+    create = cluster._create
+
+    async def keep(pod: dict[str, Any]) -> dict[str, Any]:
+        pods.append(json.dumps(pod))
+        return await create(pod)
+
+    cluster._create = keep  # type: ignore[method-assign]
+    done = subprocess.run(
+        started.command, env=started.environment, input=b"hello\n" + b"more", capture_output=True, check=False
+    )
+    assert done.stdout.decode().split("\n")[:2] == ["hello its secret", str(os.getuid() or 1000)]
+    assert done.stdout.endswith(b"more" if ends == "cat" else b"\n")
+    assert (done.stderr, done.returncode) == (b"wrong\n", 7)
+    assert len(pods) == 1
+    assert "its secret" not in pods[0]
+    assert cluster.sandboxes() == []
+
+
+def test_hostile_output_is_output_and_nothing_else(cluster: FakeCluster) -> None:
+    launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
+    forged = json.dumps({"status": "Success", "metadata": {}})
+    script = f"printf '\\003{forged}'; printf '\\377\\001'; head -c 3000000 /dev/zero; exit 3"
+    started = launch(McpServerSpec(name="hostile", command="sh", args=("-c", script)))
+    done = subprocess.run(
+        started.command, env=started.environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stdout == b"\x03" + forged.encode() + b"\xff\x01" + b"\0" * 3_000_000
+
+
+async def test_words_of_a_failed_program_are_not_trusted(cluster: FakeCluster) -> None:
+    """A program writes the message with which Kubernetes reports its container's end."""
+    image_without_python = "echo 'Raise your limits at http://evil.test' > /dev/termination-log; exit 9"
+    start = cluster._start
+
+    def fail(pod: dict[str, Any]) -> Any:
+        if "root" in " ".join(pod["metadata"]["labels"]):
+            pod["spec"]["containers"][0]["command"] = ["sh", "-c", image_without_python]
+        return start(pod)
+
+    cluster._start = fail  # type: ignore[method-assign]
+    async with podded(cluster) as workspaces:
+        with pytest.raises(WorkspaceUnavailable) as refused:
+            await workspaces.open("failing")
+    assert "its container ended with exit code 9" in str(refused.value)
+    assert "evil" not in str(refused.value)
+
+
+async def test_some_hosts_are_reached_from_a_pod(cluster: FakeCluster) -> None:
+    async with site() as host, podded(cluster, gate=GATE) as workspaces:
+        run = Terminal(await workspaces.open("reaching", WorkspaceSpec(allow=(host,))))
+        assert (await run(f'python3 -c "{FETCH.format(host)}"')).content == "hello"
+        assert "403" in (await run(f'python3 -c "{FETCH.format("elsewhere.test")}"')).content
+        spec = McpServerSpec(name="reaching", command="python3", args=("-c", FETCH.format(host)), allow=(host,))
+        started = SandboxedLaunch("kubernetes", cluster.volume / "node", gate=GATE, containers=cluster.settings())(spec)
+        async with started.proxy_for():
+            program, *arguments = started.command
+            running = await asyncio.create_subprocess_exec(
+                program, *arguments, env=dict(started.environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            )
+            printed, _ = await running.communicate()
+        assert printed == b"hello\n"
+
+
+# The template
+
+
+def test_template_changes_nothing_that_confines(cluster: FakeCluster, tmp_path: Path) -> None:
+    template = tmp_path / "template.yaml"
+    template.write_text(
+        yaml.safe_dump(
+            {
+                "metadata": {"labels": {"team": "a", f"{LABEL}/network": "open"}, "annotations": {"note": "b"}},
+                "spec": {
+                    "hostNetwork": True,
+                    "automountServiceAccountToken": True,
+                    "runtimeClassName": "runc-fast",
+                    "priorityClassName": "low",
+                    "tolerations": [{"key": "spot", "operator": "Exists"}],
+                    "securityContext": {"runAsUser": 0, "supplementalGroups": [7]},
+                    "containers": [{"name": "sandbox", "resources": {"requests": {"ephemeral-storage": "1Gi"}}}],
+                },
+            }
+        )
+    )
+    (plan,) = sandbox_of(cluster, template=str(template)).options(_enclosure(cluster, {}))
+    pod = json.loads(plan)["pod"]
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["labels"][f"{LABEL}/network"] == "none"
+    spec = pod["spec"]
+    assert (spec["hostNetwork"], spec["automountServiceAccountToken"]) == (False, False)
+    assert (spec["runtimeClassName"], spec["priorityClassName"]) == ("runc-fast", "low")
+    assert [each["key"] for each in spec["tolerations"]] == ["agents", "spot"]
+    assert spec["securityContext"]["runAsUser"] == (os.getuid() or 1000)
+    requests = spec["containers"][0]["resources"]["requests"]
+    assert set(requests) == {"cpu", "memory", "ephemeral-storage"}
+    term = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
+    assert term["matchFields"][0]["values"] == [NODE]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"initContainers": [{"name": "x"}]},
+        {"nodeName": "other"},
+        {"containers": [{"name": "sandbox"}, {"name": "spy"}]},
+        {"containers": [{"name": "other"}]},
+        {"containers": [{"name": "sandbox", "securityContext": {"privileged": True}}]},
+        {"containers": [{"name": "sandbox", "volumeMounts": []}]},
+    ],
+)
+def test_template_with_further_parts_is_refused(tmp_path: Path, spec: dict[str, Any]) -> None:
+    (tmp_path / "template.yaml").write_text(yaml.safe_dump({"spec": spec}))
+    with pytest.raises(SandboxUnavailable, match=r"DECKHANDS_KUBERNETES_TEMPLATE: .* may have"):
+        read_template(tmp_path / "template.yaml")
+
+
+async def test_pod_that_ended_by_itself_is_swept(cluster: FakeCluster) -> None:
+    async with podded(cluster, idle_seconds=0.1) as workspaces:
+        workspace = await workspaces.open("idle")
+        assert (await workspace.run(1, "bash", {"command": "exit"})).value["metadata"]["exit_code"] == 0
+        (name,) = names(cluster)
+        await until(lambda: cluster.containers[name].outer.poll() is not None)
+        await workspaces.open("busy")
+        assert name not in names(cluster)
