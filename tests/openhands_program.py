@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def record_events(url: str, key: str, model: list[str], directory: str, walks: d
     Args:
         directory: each conversation works in a folder below it.
         walks: by the name of each conversation `steps`, of which each is the name of a method and its arguments such as
-            `["run"]`, and `limits`, further arguments of the conversation such as `max_iteration_per_run`.
+            `["run"]`, or `["continue"]`; and `limits`, further arguments of the conversation such as `max_iteration_per_run`.
     """
     from openhands.sdk import LLM, Conversation, Tool, Workspace
     from openhands.sdk.conversation.exceptions import ConversationRunError
@@ -173,6 +174,11 @@ def record_events(url: str, key: str, model: list[str], directory: str, walks: d
             match name:
                 case "set_confirmation_policy":
                     conversation.set_confirmation_policy(getattr(confirmation_policy, given[0])())
+                case "continue":  # until it rests again; a server may have started the agent already
+                    while (status := conversation.state.refresh_from_server()["execution_status"]) == "running":
+                        time.sleep(0.1)
+                    if status == "idle":
+                        conversation.run(timeout=120)
                 case "run":
                     with contextlib.suppress(ConversationRunError):  # the state after it says so
                         conversation.run(timeout=120)

@@ -138,7 +138,7 @@ WALKS = {
             ["send_message", "Walk: confirmed"],
             ["run"],
             ["reject_pending_actions", "Not this."],
-            ["run"],
+            ["continue"],
             ["run"],
             ["run"],
         ],
@@ -168,31 +168,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("same")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def recordings(folder: Path, shared_model_server: Callable[..., RunningModelServer]) -> Recordings:
-    """What the program has seen of OpenHands' server, and of a cluster."""
+async def record(folder: Path, place: Path, **given: Any) -> dict[str, Any]:
     walks = {name: {"steps": walk.steps, "limits": walk.limits} for name, walk in WALKS.items()}
-    found = {}
-    model = shared_model_server(*model_arguments(folder / "theirs-turns", for_openhands))
-    place = folder / "theirs"
+    async with program("record_events", folder, directory=str(place), walks=walks, **given) as sdk:
+        return await sdk.result()
+
+
+async def record_reference(folder: Path, model: str) -> dict[str, Any]:
     async with reference_server(folder / "reference") as url:
-        given = {"url": url, "key": KEY, "model": [MODEL, f"{model.url}/v1"], "directory": str(place), "walks": walks}
-        async with program("record_events", folder, **given) as sdk:
-            found["theirs"] = await sdk.result()
-    model = shared_model_server(*model_arguments(folder / "ours-turns", list))
+        return await record(folder, folder / "theirs", url=url, key=KEY, model=[MODEL, model])
+
+
+async def record_cluster(folder: Path, model: str) -> dict[str, Any]:
     place = folder / "ours"
     for name in WALKS:
         (place / name).mkdir(parents=True)
     table = folder / "models.toml"
-    table.write_text(f'[llm]\nmodel = "{MODEL}"\nbase_url = "{model.url}/v1"\napi_key = "k"\nnum_retries = 1\n')
+    table.write_text(f'[llm]\nmodel = "{MODEL}"\nbase_url = "{model}"\napi_key = "k"\nnum_retries = 1\n')
     async with served(folder / "log", environment_with(folder), openhands=True) as server:
         environment = server.environment(folder / "home", DECKHANDS_WORKSPACE_ROOTS=str(place), LLM_CONFIG=str(table))
         async with worker("controller_worker", environment, server.log), worker("tool_worker", environment, server.log):
             await server.working()
-            given["url"], given["key"], given["directory"] = server.url, await server.token(), str(place)
-            async with program("record_events", folder, **given) as sdk:
-                found["ours"] = await sdk.result()
-    return found
+            return await record(folder, place, url=server.url, key=await server.token(), model=[MODEL, model])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def recordings(folder: Path, shared_model_server: Callable[..., RunningModelServer]) -> Recordings:
+    """What the program has seen of OpenHands' server, and of a cluster."""
+    theirs_model = shared_model_server(*model_arguments(folder / "theirs-turns", for_openhands))
+    ours_model = shared_model_server(*model_arguments(folder / "ours-turns", list))
+    theirs, ours = await asyncio.gather(
+        record_reference(folder, f"{theirs_model.url}/v1"), record_cluster(folder, f"{ours_model.url}/v1")
+    )
+    return {"theirs": theirs, "ours": ours}
 
 
 class Events:
