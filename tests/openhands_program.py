@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,59 @@ def use_everything(url: str, key: str, models: list[str], directory: str) -> dic
     conversation.delete_on_close = True
     conversation.close()
     found["deleted"] = workspace.client.get(f"/api/conversations/{conversation.id}").status_code
+    return found
+
+
+def record_events(url: str, key: str, model: list[str], directory: str, walks: dict[str, Any]) -> dict[str, Any]:
+    """Walk through conversations, and return for each the events that the SDK has seen, and the states between.
+
+    Args:
+        directory: each conversation works in a folder below it.
+        walks: by the name of each conversation `steps`, of which each is the name of a method and its arguments such as
+            `["run"]`, or `["continue"]`; and `limits`, further arguments of the conversation such as `max_iteration_per_run`.
+    """
+    from openhands.sdk import LLM, Conversation, Tool, Workspace
+    from openhands.sdk.conversation.exceptions import ConversationRunError
+    from openhands.sdk.security import confirmation_policy
+    from openhands.tools.preset.default import get_default_agent
+
+    llm = LLM(usage_id="agent", model=model[0], base_url=model[1], api_key="sk-of-the-client", num_retries=0)
+    agent = get_default_agent(llm=llm, cli_mode=True)
+    # Its other terminal is a program that outlives its server.
+    params = {"terminal": {"terminal_type": "subprocess"}}
+    tools = [Tool(name=tool.name, params=params.get(tool.name, tool.params)) for tool in agent.tools]
+    agent = agent.model_copy(update={"tools": tools})
+    found = {}
+    for walk, described in walks.items():
+        seen: list[Any] = []
+        states = []
+        workspace = Workspace(host=url, api_key=key, working_dir=f"{directory}/{walk}")
+        conversation = Conversation(
+            agent=agent,
+            workspace=workspace,
+            callbacks=[seen.append],
+            delete_on_close=False,
+            visualizer=None,
+            **described["limits"],
+        )
+        for name, *given in described["steps"]:
+            match name:
+                case "set_confirmation_policy":
+                    conversation.set_confirmation_policy(getattr(confirmation_policy, given[0])())
+                case "continue":  # until it rests again; a server may have started the agent already
+                    while (status := conversation.state.refresh_from_server()["execution_status"]) == "running":
+                        time.sleep(0.1)
+                    if status == "idle":
+                        conversation.run(timeout=120)
+                case "run":
+                    with contextlib.suppress(ConversationRunError):  # the state after it says so
+                        conversation.run(timeout=120)
+                case _:
+                    getattr(conversation, name)(*given)
+            states.append(conversation.state.refresh_from_server()["execution_status"])
+        events = [event.model_dump(mode="json") for event in conversation.state.events]
+        conversation.close()
+        found[walk] = {"states": states, "events": events, "seen": [event.model_dump(mode="json") for event in seen]}
     return found
 
 

@@ -129,6 +129,16 @@ async def test_message_waits_until_the_run_is_asked_for(client: httpx2.AsyncClie
     assert (await client.post(f"{PATH}/{name}/run")).status_code == 200, "it has finished, which is no error"
 
 
+async def test_conversation_that_waits_for_its_run_can_be_paused(client: httpx2.AsyncClient, tmp_path: Path) -> None:
+    name = await created(client, script(tmp_path / "m.json", finish("It is done.")))
+    await client.post(f"{PATH}/{name}/events", json=text("Do it."))
+    assert (await client.post(f"{PATH}/{name}/pause")).json() == {"success": True}
+    assert await status_of(client, name) == "paused"
+    assert "PauseEvent" in kinds(await events_of(client, name))
+    assert (await client.post(f"{PATH}/{name}/run")).status_code == 200
+    await reached(client, name, "finished")
+
+
 async def test_initial_message_starts_the_agent_at_once(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     model = script(tmp_path / "m.json", {"text": "Hello."})
     name = await created(client, model, initial_message=text("Greet me."), tags={"team": "billing"})

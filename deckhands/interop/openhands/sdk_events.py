@@ -404,9 +404,10 @@ class SdkTranslation:
         )
 
     def _make_error(self, event: Observation, action: Fields) -> Fields:
-        return self._make(
-            event, "AgentErrorEvent", part="error", source="agent", error=event.content, **_call_of(action)
-        )
+        own = _call_of(action)
+        if action["action"] is None:  # the agent can correct its call
+            own["classification"] = {"kind": "agent_action", "retryable": True, "user_action": "retry"}
+        return self._make(event, "AgentErrorEvent", part="error", source="agent", error=event.content, **own)
 
     def _make_result(self, event: Event, action: Fields, seen: Fields) -> Fields:
         own = {**_call_of(action), "action_id": action["id"], "observation": seen}

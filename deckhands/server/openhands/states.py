@@ -70,6 +70,7 @@ class RunState:
         self.agent = AgentSpec()
         self.title = ""
         self.has_message = self.is_held = False
+        self._is_pause = False
         self._code = ""
 
     @classmethod
@@ -92,9 +93,10 @@ class RunState:
                 self._change(event)
             case MessageAction(source=EventSource.USER):
                 self.has_message = True
-                self.is_held = False
+                self.is_held = self._is_pause = False
             case ChangeAgentStateAction():
                 self.is_held = is_hold(event)
+                self._is_pause = event.agent_state is AgentState.PAUSED
             case AgentStateChangedObservation():
                 self._code = event.code
 
@@ -115,7 +117,7 @@ class RunState:
     def execution_status(self) -> str:
         """The status, in OpenHands' words."""
         found = self.status
-        is_called = found.has_unread_message and not self.is_held
+        is_called = found.has_unread_message and not self._is_pause
         state = found.requested or (AgentState.RUNNING if is_called else found.state)
         if state is AgentState.PAUSED and self.is_held:
             return IDLE

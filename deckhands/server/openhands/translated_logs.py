@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 from broker.contract import (
     AgentState,
     AgentStateChangedObservation,
+    ChangeAgentStateAction,
     ConversationChanged,
     ConversationCreated,
     Event,
@@ -30,7 +31,7 @@ from broker.log import ConversationRow
 from broker.runtime import UnknownConversation
 from deckhands.client import Client
 from deckhands.interop import SdkConversation, SdkPlace, to_uuid
-from deckhands.server.openhands.states import IDLE, RunState
+from deckhands.server.openhands.states import IDLE, PAUSED, RunState
 
 MAX_BYTES = 128 * 1024 * 1024
 """How much memory the events of all translations that a server keeps have, as JSON."""
@@ -79,7 +80,11 @@ class TranslatedLog:
     def add(self, event: Event) -> list[Fields]:
         """Add the next event, and return the events of OpenHands that follow from it."""
         self.last = event
+        was_held = self.run.is_held
         self.run.add(event)
+        if was_held and isinstance(event, ChangeAgentStateAction) and self.run.execution_status == PAUSED:
+            # A held agent rests already, so it does not announce a pause.
+            event = AgentStateChangedObservation(id=event.id, timestamp=event.timestamp, agent_state=AgentState.PAUSED)
         is_change = isinstance(event, AgentStateChangedObservation)
         is_hold = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED
         is_hold = is_hold and self.run.is_held
