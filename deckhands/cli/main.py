@@ -25,7 +25,8 @@ from deckhands.client import print_text
 
 INTERRUPTED = 130
 READING = "Read conversations"
-"""The section of the commands that start no process."""
+STARTS_PROCESSES = frozenset({"replay", "prompt", "open"})
+"""Commands of that section whose programs need the whole environment."""
 
 
 @click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -56,7 +57,7 @@ def _load(verb: CommandEntry) -> None:
 
     Meanwhile, Ctrl-C ends the process, because pydantic would report it as an error.
     """
-    if verb.section == READING:
+    if verb.section == READING and verb.name not in STARTS_PROCESSES:
         from deckhands.settings import skip_pydantic_plugins
 
         skip_pydantic_plugins()

@@ -645,6 +645,8 @@ async def test_tool_worker_leaves_a_dead_owner_to_those_who_count(world: World) 
     tool = await enter(world.tool, "t2", node="n1")
     assert await bury(world.controller, "w1", by=tool) == 0
     assert await bury(world.controller, "t1", by=tool) == 1  # which owns no conversation
+    with pytest.raises(DeckhandsError, match="hands back no conversations"):
+        await world.tool.call_function("deck_leave", (world.tool.all_shards[0].root,), "w1")
     assert await bury(world.controller, "w1") == 1
     assert (await claim_whole(world.controller, "undertaker")).crashes == 1
     assert await refusals(world.server) == []

@@ -94,7 +94,12 @@ end
 
 -- leave: a worker that stops hands back all its work, up to a thousand items per call.
 -- KEYS shard base.  ARGV worker.  returns {'left'} {'leaving'}   leaving: call again
+-- Conversations are handed back only for a caller that may count deaths: another one could acquit a suspect.
 local function leave(keys, args)
+  local owned = ownership.owned_by(keys[1], args[1])
+  if redis.call('SCARD', owned) > 0 and not marks.may_count(keys[1]) then
+    return redis.error_reply('NOPERM this user hands back no conversations')
+  end
   if removal.remove(keys[1], args[1], store.now_ms(keys[1]), 1000, 'leave') then return {'left'} end
   return {'leaving'}
 end

@@ -80,10 +80,10 @@ class TranslatedLog:
     def add(self, event: Event) -> list[Fields]:
         """Add the next event, and return the events of OpenHands that follow from it."""
         self.last = event
-        was_held = self.run.is_held
+        was_resting = self.run.is_held and self.run.status.state is AgentState.PAUSED
         self.run.add(event)
-        if was_held and isinstance(event, ChangeAgentStateAction) and self.run.execution_status == PAUSED:
-            # A held agent rests already, so it does not announce a pause.
+        if was_resting and isinstance(event, ChangeAgentStateAction) and self.run.execution_status == PAUSED:
+            # The agent rests already, so it does not announce the pause.
             event = AgentStateChangedObservation(id=event.id, timestamp=event.timestamp, agent_state=AgentState.PAUSED)
         is_change = isinstance(event, AgentStateChangedObservation)
         is_hold = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED

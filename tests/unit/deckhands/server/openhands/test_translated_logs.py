@@ -8,7 +8,20 @@ import json
 import pstats
 from datetime import UTC, datetime
 
-from broker.contract import ConversationCreated, Event, MessageAction, ModelReply, SystemMessageAction
+import pytest
+
+from broker.contract import (
+    AgentState,
+    AgentStateChangedObservation,
+    ChangeAgentStateAction,
+    ConversationCreated,
+    Event,
+    EventSource,
+    MessageAction,
+    ModelReply,
+    SystemMessageAction,
+)
+from deckhands.client.starting import HELD_REASON
 from deckhands.server.openhands.translated_logs import EVENTS_PER_TURN, TranslatedLog
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -44,6 +57,24 @@ def test_update_of_the_stats_has_sums_and_no_single_calls() -> None:
     assert last["usage_to_metrics"]["agent"]["accumulated_cost"] == whole["accumulated_cost"] == 1.5
     lists = {"costs", "response_latencies", "token_usages"}
     assert last["usage_to_metrics"]["agent"].keys() == whole.keys() - lists
+
+
+@pytest.mark.parametrize("pause_at", [4, 5], ids=["before the hold is announced", "after it"])
+def test_pause_of_a_held_conversation_is_shown_once(pause_at: int) -> None:
+    pause = ChangeAgentStateAction(agent_state=AgentState.PAUSED, source=EventSource.USER)
+    events: list[Event] = [
+        ConversationCreated(conversation_id="c-1"),
+        SystemMessageAction(content="You help."),
+        MessageAction(content="Hello.", source=EventSource.USER),
+        pause.model_copy(update={"reason": HELD_REASON}),
+        AgentStateChangedObservation(agent_state=AgentState.PAUSED),
+    ]
+    events.insert(pause_at, pause)
+    log = TranslatedLog("c-1", has_events=True)
+    for number, event in enumerate(events, 1):
+        log.add(event.model_copy(update={"id": number, "timestamp": NOW}))
+    assert [fields["kind"] for fields in log.events].count("PauseEvent") == 1
+    assert log.run.execution_status == "paused"
 
 
 async def test_other_requests_have_turns_during_a_translation() -> None:
