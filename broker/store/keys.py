@@ -61,6 +61,7 @@
     deck:{0}:keys:uploads:<sha256> zset     an hour        uploaded files of a tenant without a conversation
     deck:{0}:data_keys             hash     forever        id → the data key of a tenant, encrypted; see encryption
     deck:{0}:mcp_tokens            hash     until removed  MCP server → its login, encrypted; see mcp_login
+    deck:{0}:mcp_answer:<state>    string   10 min         answer of a browser for a login at an MCP server, encrypted
     deck:{0}:operations:record     list     400 days       operations through the server: author and reason (JSON)
     deck:{0}:history:<step>        stream   an hour, a day figures of the cluster, see history
     deck:{0}:history:lease         string   while kept     the server that takes samples of these figures
@@ -185,6 +186,10 @@ class ShardKeys:
     def mcp_tokens(self) -> str:
         """The encrypted logins at MCP servers; all of them are in the first shard."""
         return f"{self.root}:mcp_tokens"
+
+    def mcp_answer(self, state: str) -> str:
+        """Return the key of the answer for a login at an MCP server."""
+        return f"{self.root}:mcp_answer:{state}"
 
     @property
     def data_keys(self) -> str:

@@ -6,7 +6,8 @@ from .custom_tools import refuse_while_importing as refuse_while_importing
 from .mcp_config import KEY_FIELD as KEY_FIELD, McpServerSpec as McpServerSpec, OAuthSpec as OAuthSpec
 from .mcp_config import AllowedServers as AllowedServers, is_allowed_address as is_allowed_address
 from .mcp_config import read_allowed as read_allowed, read_servers as read_servers
-from .mcp_login import LoginNeeded as LoginNeeded, McpTokens as McpTokens, is_allowed as is_allowed
+from .mcp_login import ANSWER_SECONDS as ANSWER_SECONDS, LoginNeeded as LoginNeeded, McpTokens as McpTokens
+from .mcp_login import is_allowed as is_allowed, log_in as log_in
 from .mcp_login import make_auth as make_auth, make_login_needed as make_login_needed, require_login as require_login
 from .output_schema import check_output_schema as check_output_schema, find_violations as find_violations
 from .plugins import entry_points as entry_points

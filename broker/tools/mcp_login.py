@@ -5,20 +5,24 @@ login go only to the server and to origins that the operator names, even if the 
 never starts a login that needs a user, and never restores a login that was removed. One process at a time refreshes or
 replaces a login, so that a refresh token is used once.
 Does not: keep the lock of a process that hangs for `LOCK_SECONDS` in the middle of a refresh.
-Keys: `deck:{0}:mcp_tokens` (hash: server → its tokens, encrypted; `<server>/lock` → the process that writes them).
+Keys: `deck:{0}:mcp_tokens` (hash: server → its tokens, encrypted; `<server>/lock` → the process that writes them), and
+`deck:{0}:mcp_answer:<state>` (the answer that a browser brought to a server, encrypted, for `ANSWER_SECONDS`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from broker.runtime import UsageError
 from broker.secrets import ONE_KEY, SecretsLocked, decrypt, encrypt
 from broker.store import ShardKeys, Store
 from broker.tools.custom_tools import ToolFailed
@@ -30,9 +34,13 @@ if TYPE_CHECKING:
 
 CLIENT_NAME = "Deckhands"
 LOCK_SECONDS = 60.0
+ANSWER_SECONDS = 600
+"""How long a login waits for the user."""
 LOOK_SECONDS = 0.2
 EARLY_SECONDS = 60.0
 """A token is refreshed this long before it expires."""
+
+STATE = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 AskPerson = Callable[[str], Awaitable[None]]
 ReadAnswer = Callable[[], "Awaitable[AuthorizationCodeResult]"]
@@ -122,6 +130,45 @@ class McpTokens:
         finally:
             if await self._store.call("HGET", self._name, field) == own:
                 await self._store.call("HDEL", self._name, field)
+
+    async def expect_answer(self, state: str) -> None:
+        """Note that a login waits for the answer with this random state, at whichever server the browser arrives."""
+        await self._store.call("SET", self._answer(state), self._seal(state, {}), "EX", ANSWER_SECONDS)
+
+    async def store_answer(self, state: str, answer: Mapping[str, str]) -> bool:
+        """Store the first answer for the login that waits for it. Returns False if none does."""
+        if not STATE.fullmatch(state) or await self._load_answer(state) != {}:
+            return False
+        kept = await self._store.call("SET", self._answer(state), self._seal(state, answer), "XX", "EX", ANSWER_SECONDS)
+        return kept is not None
+
+    async def wait_for_answer(self, state: str) -> dict[str, str]:
+        """Return the answer that a browser brings.
+
+        Raises:
+            TimeoutError: it brings none in time.
+        """
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while not (found := await self._load_answer(state)):  # noqa: ASYNC110  (another process may write it)
+                await asyncio.sleep(LOOK_SECONDS)
+        await self._store.call("DEL", self._answer(state))
+        return found
+
+    def _answer(self, state: str) -> str:
+        return ShardKeys(0).mcp_answer(state)
+
+    def _seal(self, state: str, answer: Mapping[str, str]) -> bytes:
+        return encrypt(self.require_key(), json.dumps(dict(answer)).encode(), f"mcp answer {state}")
+
+    async def _load_answer(self, state: str) -> dict[str, str] | None:
+        """Return the stored answer, empty while it is expected; None if it is not."""
+        found = await self._store.call("GET", self._answer(state))
+        try:
+            return (
+                None if found is None else dict(json.loads(decrypt(self.require_key(), found, f"mcp answer {state}")))
+            )
+        except ValueError:  # not written with this key
+            return None
 
     def now(self) -> float:
         """Return the Unix time in seconds."""
@@ -294,6 +341,47 @@ def make_auth(
         }
     )
     return Provider(server.url, metadata, storage, ask or refuse, read_answer)
+
+
+async def log_in(
+    server: McpServerSpec, tokens: McpTokens, *, redirect_uri: str, ask: AskPerson, read_answer: ReadAnswer
+) -> None:
+    """Log the tool workers in at a server, by a user with a browser.
+
+    Args:
+        redirect_uri: the address to which the browser returns.
+        ask: shows an address to the user.
+        read_answer: returns the answer that the user's browser brings back.
+
+    Raises:
+        UsageError: the server needs no such login, or it or its authorization server refuses.
+    """
+    import httpx2
+    from mcp.client.auth import OAuthFlowError
+
+    if server.oauth is None or server.oauth.grant == "client_credentials":
+        raise UsageError(f"The MCP server {server.name} needs no login by a person.")
+    tokens.require_key()  # before a person logs in for nothing
+    before = await tokens.load_sealed(server.name)
+
+    async def check_address(request: httpx2.Request) -> None:
+        if not is_allowed(server, str(request.url)):
+            where = f"{request.url.scheme}://{request.url.netloc.decode()}"
+            raise UsageError(
+                f"The MCP server {server.name} leads its login to {where}, which its entry does not name.",
+                remedy="If it belongs to the authorization server, add it to `origins` of `oauth`.",
+            )
+
+    auth = make_auth(server, tokens, redirect_uri=redirect_uri, ask=ask, read_answer=read_answer)
+    hooks = {"request": [check_address]}
+    async with httpx2.AsyncClient(auth=auth, headers=dict(server.headers), event_hooks=hooks) as http:
+        try:
+            response = await http.post(server.url, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
+        except (OAuthFlowError, httpx2.HTTPError, TimeoutError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise UsageError(f"The login at {server.name} failed: {why}", remedy="Try again.") from error
+    if await tokens.load_sealed(server.name) == before:
+        raise UsageError(f"The MCP server {server.name} asked for no login (status {response.status_code}).")
 
 
 def is_allowed(server: McpServerSpec, url: str) -> bool:

@@ -12,6 +12,7 @@ from .openhands.sdk_events import SdkTranslation as SdkTranslation, to_sdk_event
 from .openhands.sdk_events import to_sdk_conversation_id as to_sdk_conversation_id
 from .openhands.sdk_export import to_sdk_directory_name as to_sdk_directory_name, to_sdk_files as to_sdk_files
 from .openhands.sdk_ids import from_uuid as from_uuid, to_uuid as to_uuid, unpack_id as unpack_id
+from .openhands.sdk_events import announce_pause as announce_pause
 from .openhands.sdk_state import SdkConversation as SdkConversation, SdkPlace as SdkPlace
 from .openhands.sdk_state import to_sdk_agent as to_sdk_agent, to_sdk_policy as to_sdk_policy
 from .openhands.trajectory_export import to_trajectory as to_trajectory

@@ -22,6 +22,7 @@ from deckhands.server import (
     files,
     keys,
     live,
+    mcp_logins,
     prompts,
     reasons,
     rollouts,
@@ -59,6 +60,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     schedules.routes,
     keys.routes,
     encryption.routes,
+    mcp_logins.routes,
     evaluations.routes,
     rollouts.routes,
     webhooks.routes,
@@ -89,6 +91,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     app.state.agent_tools = AgentTools(gateway)
+    app.state.mcp_logins = mcp_logins.McpLogins(gateway)
     app.state.overviews = Overviews(SYSTEM_CLOCK)
     has_openhands = gateway.options.openhands
     if has_openhands:
@@ -105,7 +108,7 @@ def make_app(gateway: Gateway) -> FastAPI:
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     """Run the MCP session manager and keep the history of the cluster while the server runs."""
-    async with app.state.agent_tools.manager.run():
+    async with app.state.agent_tools.manager.run(), mcp_logins.keep_logins(app.state.mcp_logins):
         keeping = asyncio.create_task(app.state.gateway.history.keep())
         try:
             yield

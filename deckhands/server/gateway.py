@@ -15,6 +15,7 @@ from pathlib import Path
 from broker.contract import OperatorActed
 from broker.runtime import UnknownConversation, is_conversation_id
 from broker.store import Store, decode_fields
+from broker.tools import McpServerSpec
 from deckhands.client import Client
 from deckhands.operations import Exposition, History
 from deckhands.server.auth.api_keys import EVERY_TENANT, AccessDenied, ApiKey, ApiKeys, Scope
@@ -55,6 +56,7 @@ class ServerOptions:
         max_transfers: how many files may be on their way at once, up or down.
         max_connections: how many connections may be open at once.
         tenant_percent: the percentage of all streams, transfers and connections that one tenant may use.
+        mcp_servers: the MCP servers of the operator, of which some need a login.
         openhands: whether the server also offers the API of OpenHands' agent server.
         needs_match: whether changes need `If-Match`, so that no client overwrites changes it has not seen.
     """
@@ -75,6 +77,7 @@ class ServerOptions:
     tenant_percent: int = 50
     needs_match: bool = False
     openhands: bool = False
+    mcp_servers: tuple[McpServerSpec, ...] = ()
 
     @property
     def is_loopback(self) -> bool:

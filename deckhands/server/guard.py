@@ -25,7 +25,16 @@ from deckhands.server.problems import Problem, error_response
 from deckhands.server.web.pages import Pages
 
 PUBLIC = frozenset(
-    {"/health", "/ready", "/alive", "/server_info", "/openapi.json", "/entries", "/.well-known/agent-card.json"}
+    {
+        "/health",
+        "/ready",
+        "/alive",
+        "/server_info",
+        "/openapi.json",
+        "/entries",
+        "/.well-known/agent-card.json",
+        "/mcp-logins/callback",
+    }
 )
 OPENHANDS = ("/api/", "/sockets/")
 """The paths of OpenHands' API: its clients send the key in a header of their own."""

@@ -35,6 +35,7 @@ BODIES: dict[str, Any] = {
     "execute": {"command": "ls"},
     "PATCH": {"labels": {"team": "x"}, "reason": "test"},
     "fork": {},
+    "mcp-logins": {"return_to": "http://127.0.0.1", "reason": "test"},
     "keys": {"name": "one", "tenant": "acme", "reason": "test"},
     "runs": {"task": "do it"},
     "conversations": {"task": "do it"},
@@ -96,10 +97,10 @@ async def ask(client: httpx2.AsyncClient, method: str, path: str) -> tuple[int, 
         else last[-1]
         if last[-1] in BODIES
         else last[0]
-        if last[0] in ("runs", "budgets", "schedules", "webhooks")
+        if last[0] in ("runs", "budgets", "schedules", "webhooks", "mcp-logins")
         else ""
     )
-    is_verb = method == "POST" and last[-1] not in BODIES and named != "runs"
+    is_verb = method == "POST" and last[-1] not in BODIES and named not in ("runs", "mcp-logins")
     body = {"reason": "test"} if is_verb else BODIES.get(named)
     sent: dict[str, Any] = {} if body is None or method in ("GET", "DELETE") else {"json": body}
     headers = {"Accept": "application/json, text/event-stream"}
@@ -174,6 +175,7 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                         "no_master_key",
                         "no_workspace",
                         "usage",
+                        "unknown_mcp_server",
                         "unknown_schedule",
                         "unknown_webhook",
                         "unknown_evaluation",

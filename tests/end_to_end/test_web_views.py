@@ -5,6 +5,7 @@ And the pages as axe-core sees them, in dark and in light, and their use by keyb
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +21,7 @@ from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.contract.specs import Tenancy
 from broker.log.append_call import Appended
 from broker.runtime.ids import make_delegate_id
+from broker.tools.mcp_config import read_servers
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.server.auth.api_keys import Scope
@@ -27,9 +29,10 @@ from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, TOO_WIDE, opened
 from tests.evaluation_parts import write_evaluation
 from tests.npm_packages import install_packages
+from tests.oauth_mcp_server import oauth_server
 from tests.polling import until
 from tests.screenshots import attempts, fill, fill_cluster, fill_operations, work
-from tests.server_parts import Served
+from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import reply, state
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
@@ -444,6 +447,27 @@ async def test_operator_changes_what_the_page_of_the_cluster_shows(server: Serve
     assert ("budget.set", "40.0 USD: the contract of March") in done
     assert ("schedule.pause", "a holiday") in done
     assert ("schedule.remove", "no longer needed") in done
+
+
+async def test_operator_logs_in_at_an_mcp_server_on_the_page(
+    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECKHANDS_SECRET_KEY", base64.b64encode(b"k" * 32).decode())
+    async with oauth_server() as remote:
+        known = tmp_path / "mcp.json"
+        known.write_text(json.dumps({"mcpServers": {"tracker": {"url": remote.url, "oauth": {"issuer": remote.base}}}}))
+        async with (
+            served(tmp_path / "log", programs, mcp_servers=read_servers(known, {})) as server,
+            opened(f"{server.url}/#/cluster", key=await server.token("*")) as page,
+        ):
+            row = page.locator("tr", has_text="tracker")
+            await row.get_by_text("needs a login").wait_for()
+            await row.get_by_role("button", name="Log in tracker").click()
+            await page.get_by_label("Reason").fill("a new tracker")
+            async with page.expect_popup() as popup:
+                await page.get_by_role("dialog").get_by_role("button", name="Log in").click()
+            await (await popup.value).get_by_text("You may close this page.").wait_for()
+            await row.get_by_role("button", name="Forget tracker").wait_for()
 
 
 async def test_reader_of_a_tenant_is_offered_no_changes(server: Served) -> None:

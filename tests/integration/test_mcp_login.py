@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import httpx2
@@ -27,6 +28,9 @@ from tests.faults.test_mcp_tasks import text_of
 from tests.oauth_mcp_server import CLIENT_ID, CLIENT_SECRET, OAuthServer, oauth_server
 from tests.polling import until
 from tests.scripted_mcp_server import served
+from tests.served_stores import environment_with
+from tests.server_parts import Served
+from tests.server_parts import served as server_with_rights
 from tests.turns import call, finish
 
 KEY = base64.b64encode(b"k" * 32).decode()
@@ -112,6 +116,79 @@ async def test_needed_login_is_reported_before_a_conversation(cluster: FaultClus
     assert remote.asked["refresh_token"] >= 1
     kept = b"".join(await cluster.client.store.call("HGETALL", ShardKeys(0).mcp_tokens))
     assert b"token-" not in kept
+
+
+@asynccontextmanager
+async def serving(
+    tmp_path: Path, remote: OAuthServer, **oauth: Any
+) -> AsyncIterator[tuple[Served, httpx2.AsyncClient]]:
+    """A server of a cluster that knows the MCP server, and a client of an operator."""
+    entry = {"url": remote.url, "oauth": {"issuer": remote.base, **oauth}}
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"remote": entry}}))
+    known = read_servers(path, {})
+    async with (
+        server_with_rights(tmp_path / "server", environment_with(tmp_path), mcp_servers=known) as server,
+        server.as_(await server.token("*")) as client,
+    ):
+        yield server, client
+
+
+@pytest.fixture
+def secret_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECKHANDS_SECRET_KEY", KEY)
+
+
+@pytest.mark.usefixtures("secret_key")
+async def test_operator_logs_in_over_http(tmp_path: Path, remote: OAuthServer) -> None:
+    async with serving(tmp_path, remote) as (server, client), httpx.AsyncClient(follow_redirects=True) as browser:
+        new = {"return_to": server.url, "reason": "a new tracker"}
+        assert [one["is_logged_in"] for one in (await client.get("/mcp-logins")).json()] == [False]
+        asked = await client.post("/mcp-logins/remote", json=new)
+        assert asked.status_code == 202, asked.text
+        answer = await browser.get(asked.json()["address"])
+        assert answer.text == "You may close this page.\n"
+
+        async def is_logged_in() -> bool:
+            (found,) = (await client.get("/mcp-logins")).json()
+            assert not found["problem"]
+            return bool(found["is_logged_in"])
+
+        await until(is_logged_in, limit=60, what="the login")
+        assert (await browser.get(str(answer.url))).status_code == 404, "an answer counts once"
+        key = base64.b64decode(KEY)
+        (spec,) = server.gateway.options.mcp_servers
+        assert (await McpTokens(server.client.store, lambda: key).load(spec)).tokens is not None
+        assert (await client.delete("/mcp-logins/remote?reason=left")).json() == {"is_forgotten": True}
+        assert not await server.client.store.call("HEXISTS", ShardKeys(0).mcp_tokens, "remote")
+        done = [(one["action"], one["target"]) for one in (await client.get("/operations")).json()]
+        assert {("mcp.login", "remote"), ("mcp.logout", "remote")} <= set(done)
+
+
+@pytest.mark.usefixtures("secret_key")
+async def test_only_the_browser_of_a_waiting_login_is_heard(tmp_path: Path, remote: OAuthServer) -> None:
+    async with serving(tmp_path, remote) as (server, client), server.as_() as stranger:
+        path = "/mcp-logins/callback"
+        for query in ("", "?code=c", "?code=c&state=guessed-0123456789", "?code=c&state=*", "?code=c&error=e&state=s"):
+            assert (await stranger.get(f"{path}{query}")).json()["code"] == "no_login", query
+        assert (await stranger.get("/mcp-logins")).status_code == 401
+        assert (
+            await client.post("/mcp-logins/other", json={"return_to": server.url, "reason": "r"})
+        ).status_code == 404
+        for wrong in ("javascript:alert(1)", f"{server.url}/elsewhere", "https://me@evil.example"):
+            refused = await client.post("/mcp-logins/remote", json={"return_to": wrong, "reason": "r"})
+            assert refused.status_code == 422, wrong
+        async with server.as_(await server.token("acme")) as tenant:
+            assert (await tenant.get("/mcp-logins")).status_code == 403
+        asked = await client.post("/mcp-logins/remote", json={"return_to": server.url, "reason": "r"})
+        state = parse_qs(urlsplit(asked.json()["address"]).query)["state"][0]
+        assert (await stranger.get(path, params={"error": "access_denied", "state": state})).status_code == 200
+
+        async def is_told() -> bool:
+            (found,) = (await client.get("/mcp-logins")).json()
+            return "access_denied" in found["problem"] and not found["is_logged_in"]
+
+        await until(is_told, limit=60, what="the refusal")
 
 
 @pytest.mark.parametrize("grant", ["client_credentials", "authorization_code"])

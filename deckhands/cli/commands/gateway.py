@@ -15,6 +15,7 @@ import click
 
 from broker.runtime import StoreMisconfigured, UsageError, logs_json, start_logging
 from broker.store import open_store
+from broker.tools import McpServerSpec, read_servers
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.open import entry_of, issue_entry, page_of, show_page
 from deckhands.client import note, open_cluster
@@ -119,8 +120,16 @@ def serve(options: ServeOptions) -> None:
         max_transfers=options.max_transfers,
         max_connections=options.max_connections,
         tenant_percent=options.tenant_percent,
+        mcp_servers=_read_mcp_servers(),
     )
     asyncio.run(_serve(CliSettings.from_env(), chosen))
+
+
+def _read_mcp_servers() -> tuple[McpServerSpec, ...]:
+    """Return the MCP servers at which users of the page may log in."""
+    environment = CliSettings.from_env().environment
+    path = environment.get("DECKHANDS_MCP", "")
+    return tuple(read_servers(Path(path).expanduser(), environment)) if path else ()
 
 
 def require_server() -> None:
@@ -147,7 +156,7 @@ async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) 
 
     start_logging("server", is_json=logs_json())
     store = await open_store(url, patience_seconds=PATIENCE_SECONDS, deploys=False)
-    gateway = Gateway(store, archive, ServerOptions(port=port, openhands=True))
+    gateway = Gateway(store, archive, ServerOptions(port=port, openhands=True, mcp_servers=_read_mcp_servers()))
     try:
         async with serve_in_loop(gateway) as chosen:
             key_note = await _key_note(gateway, key_file)

@@ -14,19 +14,17 @@ import click
 
 from broker.runtime import BrokerSettings, UsageError
 from broker.secrets import load_secret_key
-from broker.tools import McpServerSpec, McpTokens, is_allowed, make_auth, read_servers
+from broker.tools import ANSWER_SECONDS, McpServerSpec, McpTokens, log_in, read_servers
 from deckhands.cli.command_group import with_options
 from deckhands.client import Client, note, on_cluster, print_text
 from deckhands.settings import CliSettings
 
 if TYPE_CHECKING:
-    import httpx2
     from mcp.shared.auth import AuthorizationCodeResult
 
 SECTION = "Operate a cluster"
 SUMMARIES = {"mcp": "Log in at MCP servers that ask for it, or forget a login."}
 MAX_REQUEST_BYTES = 8_192
-LOGIN_SECONDS = 600.0
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nYou may close this page.\n"
 
 
@@ -73,8 +71,6 @@ def login(options: LoginOptions) -> None:
     if server is None:
         names = ", ".join(found.name for found in servers) or "none"
         raise UsageError(f"{options.file} names no server {options.server!r}.", remedy=f"It names: {names}.")
-    if server.oauth is None or server.oauth.grant == "client_credentials":
-        raise UsageError(f"The MCP server {server.name} needs no login by a person.")
     on_cluster(lambda client: _login(client, server, options.port))
     note(f"Tool workers are logged in at {server.name}.")
 
@@ -95,46 +91,19 @@ def _open_tokens(client: Client) -> McpTokens:
 
 
 async def _login(client: Client, server: McpServerSpec, port: int) -> None:
-    """Log in at a server.
-
-    Raises:
-        UsageError: the server or its authorization server refuses.
-    """
-    import httpx2
-    from mcp.client.auth import OAuthFlowError
-
-    tokens = _open_tokens(client)
-    tokens.require_key()  # before a person logs in for nothing
-    before = await tokens.load_sealed(server.name)
+    """Log in at a server. Raises the errors of `log_in`."""
 
     async def show(address: str) -> None:
         note("Open this address in a browser on this machine:")
         print_text(address, err=True)
 
-    async def check_address(request: httpx2.Request) -> None:
-        if not is_allowed(server, str(request.url)):
-            where = f"{request.url.scheme}://{request.url.netloc.decode()}"
-            raise UsageError(
-                f"The MCP server {server.name} leads its login to {where}, which its entry does not name.",
-                remedy="If it belongs to the authorization server, add it to `origins` of `oauth`.",
-            )
-
     async with _listen(port) as (redirect_uri, answer):
 
         async def read_answer() -> AuthorizationCodeResult:
-            async with asyncio.timeout(LOGIN_SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 return await answer
 
-        auth = make_auth(server, tokens, redirect_uri=redirect_uri, ask=show, read_answer=read_answer)
-        hooks = {"request": [check_address]}
-        async with httpx2.AsyncClient(auth=auth, headers=dict(server.headers), event_hooks=hooks) as http:
-            try:
-                response = await http.post(server.url, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
-            except (OAuthFlowError, httpx2.HTTPError, TimeoutError) as error:
-                why = f"{type(error).__name__}: {error}"
-                raise UsageError(f"The login at {server.name} failed: {why}", remedy="Try again.") from error
-    if await tokens.load_sealed(server.name) == before:
-        raise UsageError(f"The MCP server {server.name} asked for no login (status {response.status_code}).")
+        await log_in(server, _open_tokens(client), redirect_uri=redirect_uri, ask=show, read_answer=read_answer)
 
 
 @asynccontextmanager

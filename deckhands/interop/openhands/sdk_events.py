@@ -101,6 +101,11 @@ def to_sdk_events(conversation_id: str, events: Iterable[Event]) -> tuple[list[F
     return found + translation.end(), translation.left_out
 
 
+def announce_pause(request: Event) -> Event:
+    """Return the announcement of a pause whose request finds the agent at rest: the agent itself writes none."""
+    return AgentStateChangedObservation(id=request.id, timestamp=request.timestamp, agent_state=AgentState.PAUSED)
+
+
 class SdkTranslation:
     """The translation of one log; feed it every event from the first one on.
 

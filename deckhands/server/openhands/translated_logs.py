@@ -30,7 +30,7 @@ from broker.contract import (
 from broker.log import ConversationRow
 from broker.runtime import UnknownConversation
 from deckhands.client import Client
-from deckhands.interop import SdkConversation, SdkPlace, to_uuid
+from deckhands.interop import SdkConversation, SdkPlace, announce_pause, to_uuid
 from deckhands.server.openhands.states import IDLE, PAUSED, RunState
 
 MAX_BYTES = 128 * 1024 * 1024
@@ -84,7 +84,7 @@ class TranslatedLog:
         self.run.add(event)
         if was_resting and isinstance(event, ChangeAgentStateAction) and self.run.execution_status == PAUSED:
             # The agent rests already, so it does not announce the pause.
-            event = AgentStateChangedObservation(id=event.id, timestamp=event.timestamp, agent_state=AgentState.PAUSED)
+            event = announce_pause(event)
         is_change = isinstance(event, AgentStateChangedObservation)
         is_hold = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED
         is_hold = is_hold and self.run.is_held

@@ -84,8 +84,8 @@ export function cluster({ main, signal, refused }) {
 
   async function load(isNow = false) {
     try {
-      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks", "/keys"];
-      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, keys, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), text("/metrics")]);
+      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks", "/keys", "/mcp-logins"];
+      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, keys, logins, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), text("/metrics")]);
       if (signal.aborted) return;
       const lost = [workers, queues, quotas, budgets].find((each) => each.reason?.status === 401);
       if (lost) throw lost.reason;
@@ -105,6 +105,7 @@ export function cluster({ main, signal, refused }) {
         card("Schedules", schedules, ["Schedule", "Times", "Next", "#Started", "Last problem", "Change"], scheduleRow, ["deckhands schedule add", "adds one; so does the form of a new conversation."]),
         card("Webhooks", webhooks, ["Address", "Events", "State", "Change"], (one) => webhookRow(one, isOperator), ["deckhands webhook add URL", "adds one."], undefined, isOperator ? button("New webhook…", "", addWebhook, "") : ""),
         keys.value ? card("API keys", keys, ["Key", "Tenant", "Scopes", "State", "Last used", "Change"], keyRow, [], undefined, button("New key…", "", addKey, "")) : "",
+        logins.value?.length ? card("Logins at MCP servers", logins, ["Server", "Address", "State", "Change"], loginRow, []) : "",
       ].filter(Boolean);
       if (!isNow && cards.length === drawn.length && cards.every((one, at) => one.isEqualNode(drawn[at]))) return;
       drawn = cards.map((one) => one.cloneNode(true));  // what a reader has opened since is no change
@@ -149,6 +150,16 @@ export function cluster({ main, signal, refused }) {
   const keyRow = (one) => [el("span", {}, one.name, el("div", { class: "dim mono" }, one.id)), one.tenant, one.scopes.join(", "),
     one.state === "good" ? one.expires ? `until ${new Date(one.expires).toLocaleDateString()}` : "good" : el("span", { class: "warm" }, one.state), one.used ? ago(one.used) : "never",
     one.state === "revoked" ? "" : button("Revoke", one.name, () => change(`Revoke ${one.name}`, [], ({ reason }) => ask(`/keys/${one.id}?reason=${encodeURIComponent(reason)}`, { method: "DELETE" }), { action: "Revoke", says: "It is refused from now on; its open streams end within 15 seconds." }))];
+  const loginRow = (one) => [one.name, el("span", { class: "mono" }, one.url), one.is_logged_in ? "logged in" : el("span", { class: "warm" }, `needs a login${one.problem ? `: ${one.problem}` : ""}`),
+    el("div", { class: "row" }, button("Log in", one.name, () => change(`Log in at ${one.name}`, [], async ({ reason }) => {
+      const { address } = await ask(`/mcp-logins/${one.name}`, { method: "POST", body: { return_to: location.origin, reason } });
+      if (!/^https?:/.test(address)) throw new Error("The authorization server has no address for a browser.");
+      const tab = window.open("about:blank", "_blank");
+      if (!tab) throw new Error("Allow this page to open a tab, and try again.");
+      tab.opener = null;
+      tab.location = address;
+    }, { action: "Log in", says: "A new tab opens, where you allow the access. Tool workers use it within a minute." })),
+    one.is_logged_in ? button("Forget", one.name, () => change(`Forget the login at ${one.name}`, [], ({ reason }) => ask(`/mcp-logins/${one.name}?reason=${encodeURIComponent(reason)}`, { method: "DELETE" }), { action: "Forget", says: "Workers that are connected use their token until it expires." })) : "")];
   const addKey = () => change("New API key", [{ name: "name", label: "Name", required: true }, { name: "tenant", label: "Tenant; * for all", required: true }, { name: "scopes", label: "Scopes, of read, write, operate and admin", value: "read, write", required: true }, { name: "days", label: "Valid for days; nothing: until it is revoked" }], async (given) => {
     const days = given.days.trim(), body = { name: given.name.trim(), tenant: given.tenant.trim(), scopes: given.scopes.split(/[\s,]+/).filter(Boolean), days: days ? Number(days) : null, reason: given.reason };
     const made = await ask("/keys", { method: "POST", body });
