@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-import time
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -160,12 +160,13 @@ def record_events(url: str, key: str, model: list[str], directory: str, walks: d
     found = {}
     for walk, described in walks.items():
         seen: list[Any] = []
+        is_changed = threading.Event()
         states = []
         workspace = Workspace(host=url, api_key=key, working_dir=f"{directory}/{walk}")
         conversation = Conversation(
             agent=agent,
             workspace=workspace,
-            callbacks=[seen.append],
+            callbacks=[seen.append, lambda _event, is_changed=is_changed: is_changed.set()],
             delete_on_close=False,
             visualizer=None,
             **described["limits"],
@@ -176,7 +177,8 @@ def record_events(url: str, key: str, model: list[str], directory: str, walks: d
                     conversation.set_confirmation_policy(getattr(confirmation_policy, given[0])())
                 case "continue":  # until it rests again; a server may have started the agent already
                     while (status := conversation.state.refresh_from_server()["execution_status"]) == "running":
-                        time.sleep(0.1)
+                        is_changed.wait(10)
+                        is_changed.clear()
                     if status == "idle":
                         conversation.run(timeout=120)
                 case "run":
