@@ -37,6 +37,7 @@ from tests.polling import until
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe, WorkspaceRefused, WorkspaceUnavailable
 from tool_worker.sandbox import Enclosure, KubernetesSandbox, find_sandbox, run_self_test
 from tool_worker.sandbox.containers import ClusterAccess
+from tool_worker.sandbox.kubernetes.__main__ import _Stream
 from tool_worker.sandbox.kubernetes.api import Api
 from tool_worker.sandbox.kubernetes.pods import LABEL, read_template
 from tool_worker.settings import load_tool_settings
@@ -172,16 +173,43 @@ async def test_worker_needs_only_the_documented_rights(cluster: FakeCluster) -> 
 # What the chart allows
 
 PODS = ["tools.sandbox=kubernetes", "tools.kubernetes.images[0]=a", "tools.kubernetes.apiServerCidrs[0]=10.0.0.1/32"]
-EVIL: dict[str, dict[str, Any]] = {
-    "another name": {"metadata.name": "deck-controller-0"},
-    "labels of a role": {"metadata.labels": {"app.kubernetes.io/component": "controller"}},
-    "a part of the release": {"metadata.labels.app.kubernetes.io/instance": "deck"},
-    "a secret": {"spec.volumes": [{"name": "node", "secret": {"secretName": "deck-secrets"}}]},
-    "another claim": {"spec.volumes": [{"name": "node", "persistentVolumeClaim": {"claimName": "data-deck-store-0"}}]},
-    "variables of a secret": {"spec.containers.0.envFrom": [{"secretRef": {"name": "deck-secrets"}}]},
-    "an account": {"spec.serviceAccountName": "deck-tools"},
-    "a token": {"spec.automountServiceAccountToken": True},
-    "a second container": {"spec.initContainers": [{"name": "x", "image": "x"}]},
+OWN = "its own sandboxes only"
+LABELS, ACCOUNT, PLACED = "the labels of one", "no account and nothing of its machine", "the scheduler places a sandbox"
+RESTRICTED, PORTS = "a restricted container without variables", "no ports, and the kubelet connects to nothing"
+VOLUME, PARTS = "the volume of its own tool worker only", "parts of the volume only"
+CREDENTIALS = {"httpGet": {"host": "169.254.169.254", "port": 80, "path": "/latest/meta-data"}}
+CONTAINER_AT = "spec.containers.0"
+EVIL: dict[str, tuple[str, dict[str, Any]]] = {
+    "another name": (OWN, {"metadata.name": "deck-controller-0"}),
+    "the name of a sandbox of another worker": (OWN, {"metadata.name": "deckhands-sandbox-node-deck-tools-1-a"}),
+    "the name of a sandbox of a worker with a longer name": (
+        OWN,
+        {"metadata.name": "deckhands-sandbox-node-deck-tools-01-a"},
+    ),
+    "labels of a role": (LABELS, {"metadata.labels": {"app.kubernetes.io/component": "controller"}}),
+    "a part of the release": (LABELS, {"metadata.labels.app.kubernetes.io/instance": "deck"}),
+    "a secret": (VOLUME, {"spec.volumes": [{"name": "node", "secret": {"secretName": "deck-secrets"}}]}),
+    "a claim of the store": (VOLUME, {"spec.volumes.0.persistentVolumeClaim.claimName": "data-deck-store-0"}),
+    "the claim of another worker": (VOLUME, {"spec.volumes.0.persistentVolumeClaim.claimName": "node-deck-tools-1"}),
+    "a whole volume": (PARTS, {f"{CONTAINER_AT}.volumeMounts": [{"name": "node", "mountPath": "/all"}]}),
+    "a part chosen later": (
+        PARTS,
+        {f"{CONTAINER_AT}.volumeMounts": [{"name": "node", "mountPath": "/all", "subPathExpr": "x"}]},
+    ),
+    "variables of a secret": (RESTRICTED, {f"{CONTAINER_AT}.envFrom": [{"secretRef": {"name": "deck-secrets"}}]}),
+    "capabilities": (RESTRICTED, {f"{CONTAINER_AT}.securityContext.capabilities": {}}),
+    "some capabilities": (RESTRICTED, {f"{CONTAINER_AT}.securityContext.capabilities.drop": ["NET_RAW"]}),
+    "a second container": (RESTRICTED, {"spec.initContainers": [{"name": "x", "image": "x"}]}),
+    "a port of the machine": (PORTS, {f"{CONTAINER_AT}.ports": [{"containerPort": 80, "hostPort": 80}]}),
+    "a liveness probe": (PORTS, {f"{CONTAINER_AT}.livenessProbe": CREDENTIALS}),
+    "a readiness probe": (PORTS, {f"{CONTAINER_AT}.readinessProbe": CREDENTIALS}),
+    "a startup probe": (PORTS, {f"{CONTAINER_AT}.startupProbe": CREDENTIALS}),
+    "a hook of its life": (PORTS, {f"{CONTAINER_AT}.lifecycle": {"postStart": CREDENTIALS}}),
+    "an account": (ACCOUNT, {"spec.serviceAccountName": "deck-tools"}),
+    "a token": (ACCOUNT, {"spec.automountServiceAccountToken": True}),
+    "the network of the machine": (ACCOUNT, {"spec.hostNetwork": True}),
+    "a machine without the scheduler": (PLACED, {"spec.nodeName": "machine-2"}),
+    "a priority": (PLACED, {"spec.priorityClassName": "system-node-critical"}),
 }
 
 
@@ -203,19 +231,50 @@ def test_role_and_policy_of_the_chart_suffice(guarded: FakeCluster) -> None:
 
 @pytest.mark.parametrize("case", sorted(EVIL))
 def test_policy_keeps_a_worker_from_other_pods(guarded: FakeCluster, case: str) -> None:
+    guarded.enforces_security = False
     pod = abandoned_pod(guarded)
-    for path, value in EVIL[case].items():
+    message, changes = EVIL[case]
+    for path, value in changes.items():
         inner: Any = pod
         *above, field = path.replace("app.kubernetes.io/", "app@").split(".")
         for key in above:
             inner = inner[int(key)] if key.isdecimal() else inner[key]
         inner[field.replace("app@", "app.kubernetes.io/")] = value
-    with Api(ClusterAccess(config=str(guarded.config))) as api:
-        with pytest.raises(SandboxUnavailable, match=r"ValidatingAdmissionPolicy denied|violates PodSecurity"):
-            api.create_pod(pod)
-        with pytest.raises(SandboxUnavailable, match="ValidatingAdmissionPolicy denied"):
-            api.delete_pod(WORKER, "worker-0")
+    with (
+        Api(ClusterAccess(config=str(guarded.config))) as api,
+        pytest.raises(SandboxUnavailable, match=f"ValidatingAdmissionPolicy denied: .*{message}"),
+    ):
+        api.create_pod(pod)
     assert guarded.sandboxes() == []
+
+
+@pytest.mark.parametrize("caller", ["deck-tools-1", "deck-tools", ""])
+async def test_policy_keeps_a_worker_from_sandboxes_of_others(guarded: FakeCluster, caller: str) -> None:
+    pod = abandoned_pod(guarded)
+    name = pod["metadata"]["name"]
+    with Api(ClusterAccess(config=str(guarded.config))) as api:
+        made = api.create_pod(pod)
+        guarded.caller = caller
+        for act in (
+            lambda: api.delete_pod(name, made["metadata"]["uid"]),
+            lambda: api.delete_pod(WORKER, "worker-0"),
+            lambda: api.create_pod(pod),
+        ):
+            with pytest.raises(SandboxUnavailable, match=f"ValidatingAdmissionPolicy denied: .*{OWN}"):
+                act()
+        with pytest.raises(SandboxUnavailable, match="status 403"):
+            await _Stream(api, name, b"").serve()
+    assert names(guarded) == [name]
+
+
+def test_policy_allows_the_priority_of_the_template(guarded: FakeCluster) -> None:
+    values = [*PODS, "tools.kubernetes.template=spec: {priorityClassName: low}"]
+    (policy,) = (each for each in render(values) if each["kind"] == "ValidatingAdmissionPolicy")
+    guarded.policies = (policy,)
+    pod = abandoned_pod(guarded)
+    pod["spec"]["priorityClassName"] = "low"
+    with Api(ClusterAccess(config=str(guarded.config))) as api:
+        assert api.create_pod(pod)["spec"]["priorityClassName"] == "low"
 
 
 # What may go wrong

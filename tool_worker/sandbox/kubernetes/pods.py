@@ -14,7 +14,7 @@ Holds:
       of this.
     - Its label `deckhands/network` is `none` unless the conversation was given the network; network policies of the
       cluster act on it. The self-test tries to reach the API server from such a pod.
-    - Its name is derived from its host, so that a host has one pod. Labels name its node and its conversation. Through
+    - Its name is derived from the volume and its host, so that a host has one pod. Labels name its node and its conversation. Through
       them it is found, and removed when its host is gone. It belongs to the owner of the tool worker's pod, and
       Kubernetes removes it with that.
 Does not: bound the number of processes, which is a setting of the kubelet (`podPidsLimit`). Does not protect against
@@ -75,6 +75,8 @@ POLL_SECONDS = 0.2
 HANDOVER_SECONDS = 60.0
 REQUESTS = {"cpu": "10m", "memory": "64Mi"}
 MAX_LABEL_CHARS = 63
+MAX_CLAIM_CHARS = 100
+"""In a pod's name, which the kubelet puts into names of files together with the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ class KubernetesSandbox:
     def kill_stragglers(self, host_id: str) -> None:
         """See `Sandbox.kill_stragglers`."""
         with self._open_api() as api:
-            if pod := api.get_pod(make_pod_name(host_id)):
+            if pod := api.get_pod(make_pod_name(self._own_pod().claim, host_id)):
                 remove_pods(api, [pod])
 
     def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
@@ -264,7 +266,7 @@ class KubernetesSandbox:
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
-                "name": make_pod_name(host_id or secrets.token_hex(16)),
+                "name": make_pod_name(own.claim, host_id or secrets.token_hex(16)),
                 "labels": labels,
                 "annotations": {f"{LABEL}/conversation": conversation, f"{LABEL}/workspace": str(enclosure.workspace)},
                 "ownerReferences": own.owners,
@@ -377,9 +379,12 @@ class KubernetesSandbox:
         return target
 
 
-def make_pod_name(host_id: str) -> str:
-    """Return the name of a host's pod."""
-    return NAME_PREFIX + host_id[:32].lower()
+def make_pod_name(claim: str, host_id: str) -> str:
+    """Return the name of a host's pod.
+
+    It contains the claim, by which the admission policy of the chart knows whose pod it is.
+    """
+    return f"{NAME_PREFIX}{claim.replace('.', '-')[:MAX_CLAIM_CHARS]}-{host_id[:32].lower()}"
 
 
 def merge(template: Manifest, ours: Manifest) -> Manifest:
