@@ -449,6 +449,39 @@ async def test_pod_with_a_taken_name_is_replaced(cluster: FakeCluster) -> None:
         assert (pod["metadata"]["uid"] != uid, pod["metadata"]["name"]) == (True, forged["metadata"]["name"])
 
 
+def test_examination_keeps_living_programs_and_removes_abandoned_ones(cluster: FakeCluster) -> None:
+    launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
+    started = launch(McpServerSpec(name="lives", command="sh", args=("-c", "echo up; cat")))
+    with subprocess.Popen(
+        started.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=started.environment
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdin is not None
+        assert run.stdout.readline() == b"up\n"
+        (living,) = names(cluster)
+        abandoned = abandoned_pod(cluster)
+        with Api(ClusterAccess(config=str(cluster.config))) as api:
+            api.create_pod(abandoned)
+        found = {each.name: each for each in examine("kubernetes", cluster.settings(), cluster.volume / "node")}
+        assert found["sandbox kubernetes"].is_good
+        assert names(cluster) == [living]
+        run.stdin.close()
+        assert run.wait() == 0
+    assert names(cluster) == []
+
+
+def test_program_with_locks_elsewhere_is_left_alone(cluster: FakeCluster) -> None:
+    theirs = abandoned_pod(cluster)
+    files = cluster.volume / "other" / ".sandbox"
+    files.mkdir(parents=True)
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        api.create_pod(theirs)
+        KubernetesSandbox(files, cluster.settings()).remove_dead(files.parent, lambda _: False)
+        assert names(cluster) == [theirs["metadata"]["name"]]
+        sandbox_of(cluster).remove_dead(cluster.volume / "node", lambda _: False)
+    assert names(cluster) == []
+
+
 def test_pod_of_a_killed_program_is_removed_by_the_next(cluster: FakeCluster) -> None:
     launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
     spec = McpServerSpec(name="waits", command="sh", args=("-c", "trap '' HUP; echo up; sleep 1000"))

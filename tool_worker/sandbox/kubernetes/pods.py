@@ -14,9 +14,9 @@ Holds:
       of this.
     - Its label `deckhands/network` is `none` unless the conversation was given the network; network policies of the
       cluster act on it. The self-test tries to reach the API server from such a pod.
-    - Its name is derived from the volume and its host, so that a host has one pod. Labels name its node and its conversation. Through
-      them it is found, and removed when its host is gone. It belongs to the owner of the tool worker's pod, and
-      Kubernetes removes it with that.
+    - Its name is derived from the volume and its host, so that a host has one pod. Labels name its node and its
+      conversation. Through them it is found, and removed when its host is gone. It belongs to the owner of the tool
+      worker's pod, and Kubernetes removes it with that.
 Does not: bound the number of processes, which is a setting of the kubelet (`podPidsLimit`). Does not protect against
 users who can create or change pods in its namespace.
 """
@@ -262,6 +262,8 @@ class KubernetesSandbox:
         if conversation:
             labels[f"{LABEL}/root"] = _hash(own.claim, enclosure.labels.get("root", ""))
             labels[f"{LABEL}/conversation"] = conversation[:MAX_LABEL_CHARS].strip("-_.")
+        else:
+            labels[f"{LABEL}/locks"] = _hash(own.claim, str(self._files / "pods"))
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -450,12 +452,15 @@ def remove_pods(api: Api, pods: Sequence[Manifest]) -> None:
 
 
 def sweep(api: Api, claim: str, locks: Path) -> None:
-    """Request the removal of pods of a volume that have ended, or whose program is no longer served."""
+    """Request the removal of pods of a volume that have ended, or whose program is no longer served.
+
+    Programs whose locks are in another directory are left alone.
+    """
     for pod in api.list_pods({f"{LABEL}/claim": _hash(claim)}):
         name = pod["metadata"]["name"]
         has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-        is_of_program = f"{LABEL}/root" not in pod["metadata"].get("labels", {})
-        if has_ended or (is_of_program and is_abandoned(locks / name)):
+        is_ours = pod["metadata"].get("labels", {}).get(f"{LABEL}/locks") == _hash(claim, str(locks))
+        if has_ended or (is_ours and is_abandoned(locks / name)):
             api.delete_pod(name, pod["metadata"]["uid"])
             (locks / name).unlink(missing_ok=True)
 
