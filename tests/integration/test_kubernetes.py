@@ -24,6 +24,7 @@ from tests.integration.workspace_hosts import Gate, Terminal, answer, client, op
 from tests.kubernetes_api import (
     ALL_RIGHTS,
     CLAIM,
+    DROPPED,
     IMAGE,
     MISSING_IMAGE,
     NAMESPACE,
@@ -38,7 +39,7 @@ from tool_worker.errors import SandboxUnavailable, SandboxUnsafe, WorkspaceRefus
 from tool_worker.sandbox import Enclosure, KubernetesSandbox, find_sandbox, run_self_test
 from tool_worker.sandbox.containers import ClusterAccess
 from tool_worker.sandbox.kubernetes.__main__ import _Stream
-from tool_worker.sandbox.kubernetes.api import Api
+from tool_worker.sandbox.kubernetes.api import Api, ApiRefusal
 from tool_worker.sandbox.kubernetes.pods import LABEL, read_template
 from tool_worker.settings import load_tool_settings
 from tool_worker.tools.mcp.launch import SandboxedLaunch
@@ -280,6 +281,34 @@ def test_policy_allows_the_priority_of_the_template(guarded: FakeCluster) -> Non
 # What may go wrong
 
 
+@pytest.mark.parametrize("fault", [429, 500, 503, DROPPED])
+async def test_busy_api_server_delays_a_pod_only(cluster: FakeCluster, fault: int) -> None:
+    async with podded(cluster) as workspaces:
+        await workspaces.open("first")
+        cluster.injected += [("create", fault), ("list", fault)] + [("get", fault)] * 5
+        assert (await Terminal(await workspaces.open("second"))("echo served")).content == "served"
+        assert cluster.injected == []
+
+
+def test_api_server_that_stays_busy_is_named(cluster: FakeCluster) -> None:
+    cluster.injected += [("get", 503)] * 1_000
+    with Api(ClusterAccess(config=str(cluster.config)), 0.5) as api, pytest.raises(ApiRefusal, match=r"\(503\)"):
+        api.get_pod(WORKER)
+    assert len(cluster.injected) < 999
+
+
+def test_removal_waits_until_the_processes_have_ended(cluster: FakeCluster) -> None:
+    pod = abandoned_pod(cluster, root="/r", conversation="c", host="4" * 32)
+    name = pod["metadata"]["name"]
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        api.create_pod(pod)
+        while "running" not in str(api.get_pod(name)):
+            pass
+    assert name in cluster.containers
+    sandbox_of(cluster).kill_stragglers("4" * 32)
+    assert name not in cluster.containers
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -348,7 +377,7 @@ def change_config(cluster: FakeCluster, **user: object) -> None:
     ],
 )
 def test_unusable_configuration_is_explained(cluster: FakeCluster, tmp_path: Path, case: str, reason: str) -> None:
-    settings = cluster.settings()
+    settings = cluster.settings(pending_seconds=0.5)
     if case == "no account":
         settings = load_tool_settings({"DECKHANDS_DOCKER_IMAGES": IMAGE}).containers
     elif case == "no images":

@@ -3,8 +3,8 @@
 `python -m tool_worker.worker.examination` prints the result as JSON.
 
 Holds: every missing layer is reported with its reason.
-Does not: change anything; the self-test runs in a temporary directory. Locks of its pods, in Kubernetes, are among those
-of the worker.
+Does not: change anything; the self-test runs in a temporary directory. Its pods, in Kubernetes, have their locks where
+those of the worker are.
 """
 
 from __future__ import annotations

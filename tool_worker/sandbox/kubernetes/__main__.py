@@ -52,7 +52,7 @@ def main() -> None:
     described = json.loads(plan)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_NOT_STARTED))
     try:
-        with Api(ClusterAccess(**described["access"])) as api:
+        with Api(ClusterAccess(**described["access"]), described["pending_seconds"]) as api:
             if kind == "host":
                 pod = start(api, described, program)
                 _wait_until_taken(api, pod, Path(described["entrance"]))

@@ -226,9 +226,9 @@ class KubernetesSandbox:
 
     def _open_api(self) -> Api:
         # Late: the clients of HTTP take as long to import as the rest of a worker's sandboxes.
-        from tool_worker.sandbox.kubernetes.api import Api
+        from tool_worker.sandbox.kubernetes.api import PATIENCE_SECONDS, Api
 
-        return Api(self._settings.access)
+        return Api(self._settings.access, min(PATIENCE_SECONDS, self._settings.pending_seconds))
 
     def _own_pod(self) -> OwnPod:
         if self._found is None:
