@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,14 @@ from tests.kubernetes_api import (
     TOKEN,
     WORKER,
     FakeCluster,
+    Refused,
     running_cluster,
 )
 from tests.polling import until
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe, WorkspaceRefused, WorkspaceUnavailable
 from tool_worker.sandbox import Enclosure, KubernetesSandbox, find_sandbox, run_self_test
 from tool_worker.sandbox.containers import ClusterAccess
-from tool_worker.sandbox.kubernetes.__main__ import _Stream
+from tool_worker.sandbox.kubernetes.__main__ import Entrance, _Stream, start
 from tool_worker.sandbox.kubernetes.api import Api, ApiRefusal
 from tool_worker.sandbox.kubernetes.pods import LABEL, read_template
 from tool_worker.settings import load_tool_settings
@@ -295,6 +298,56 @@ def test_api_server_that_stays_busy_is_named(cluster: FakeCluster) -> None:
     with Api(ClusterAccess(config=str(cluster.config)), 0.5) as api, pytest.raises(ApiRefusal, match=r"\(503\)"):
         api.get_pod(WORKER)
     assert len(cluster.injected) < 999
+
+
+def plan_of_a_host(cluster: FakeCluster, entrance: Path) -> dict[str, Any]:
+    labels = {"root": "/r", "conversation": "c", "host": "4" * 32}
+    enclosure = replace(_enclosure(cluster, labels), entrance=entrance)
+    (plan,) = sandbox_of(cluster, pending_seconds=1.0).options(enclosure)
+    return dict(json.loads(plan))
+
+
+def test_pod_of_the_next_start_survives_a_late_starter(cluster: FakeCluster) -> None:
+    entrance = cluster.volume / "node" / "entrance" / "socket"
+    entrance.parent.mkdir(parents=True)
+    plan = plan_of_a_host(cluster, entrance)
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        entrance.touch()
+        mine = Entrance(entrance)
+        entrance.unlink()
+        assert mine.is_gone
+        entrance.touch()
+        again = copy.deepcopy(plan)
+        again["pod"]["spec"]["containers"][0]["command"] = ["sleep", "1000"]
+        living = api.create_pod(again["pod"])
+        with pytest.raises(SandboxUnavailable, match="was given up"):
+            start(api, plan, ["sleep", "1000"], mine)
+    assert [pod["metadata"]["uid"] for pod in cluster.sandboxes()] == [living["metadata"]["uid"]]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_fault_after_the_handover_keeps_the_pod(cluster: FakeCluster, is_taken: bool) -> None:
+    entrance = cluster.volume / "node" / "entrance" / "socket"
+    entrance.parent.mkdir(parents=True)
+    entrance.touch()
+    look = cluster._look
+
+    def fail(name: str) -> dict[str, Any]:
+        if name == WORKER:
+            return look(name)
+        if is_taken:
+            entrance.unlink()
+        raise Refused(403, "Forbidden", "not now")
+
+    plan = plan_of_a_host(cluster, entrance)
+    cluster._look = fail  # type: ignore[method-assign]
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        if is_taken:
+            assert start(api, plan, ["sleep", "1000"], Entrance(entrance))["metadata"]["name"] in names(cluster)
+        else:
+            with pytest.raises(SandboxUnavailable, match="not now"):
+                start(api, plan, ["sleep", "1000"], Entrance(entrance))
+            assert names(cluster) == []
 
 
 def test_removal_waits_until_the_processes_have_ended(cluster: FakeCluster) -> None:

@@ -54,8 +54,7 @@ def main() -> None:
     try:
         with Api(ClusterAccess(**described["access"]), described["pending_seconds"]) as api:
             if kind == "host":
-                pod = start(api, described, program)
-                _wait_until_taken(api, pod, Path(described["entrance"]))
+                start(api, described, program, Entrance(Path(described["entrance"])))
                 code = 0
             else:
                 code = run(api, described, program)
@@ -66,8 +65,35 @@ def main() -> None:
     os._exit(code)  # a thread may still read standard input
 
 
-def start(api: Api, plan: Mapping[str, Any], command: Sequence[str]) -> Manifest:
+class Entrance:
+    """The socket through which a tool worker gives a host its descriptors.
+
+    The tool worker removes it after the host took them, and ends us first if it gives the host up. Another one has its
+    name when a later start waits there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = self._read_identity()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is left for us to start."""
+        return self._identity is None or self._read_identity() != self._identity
+
+    def _read_identity(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+def start(api: Api, plan: Mapping[str, Any], command: Sequence[str], entrance: Entrance | None = None) -> Manifest:
     """Start a pod that runs a command, and return it when its container runs.
+
+    Args:
+        entrance: Of a host, which then has taken its descriptors.
 
     Raises:
         SandboxUnavailable: it does not start.
@@ -75,10 +101,12 @@ def start(api: Api, plan: Mapping[str, Any], command: Sequence[str]) -> Manifest
     manifest = plan["pod"]
     manifest["spec"]["containers"][0]["command"] = list(command)
     sweep(api, plan["claim"], Path(plan["locks"]))
-    pod = _create(api, manifest)
+    pod = _create(api, manifest, entrance)
     try:
-        _wait_until_running(api, pod, plan["pending_seconds"])
+        _wait_until_running(api, pod, plan["pending_seconds"], entrance)
     except BaseException:
+        if entrance is not None and entrance.is_gone:  # the host has started, and only our look at it has failed
+            return pod
         with suppress(SandboxUnavailable):
             api.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"])
         raise
@@ -206,34 +234,35 @@ def _lock(folder: Path, name: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _create(api: Api, manifest: Manifest) -> Manifest:
+def _create(api: Api, manifest: Manifest, entrance: Entrance | None) -> Manifest:
     """Create a pod. An earlier one of the same host is removed first: the caller knows that the host has ended."""
     for _ in range(CREATE_ATTEMPTS):
+        if entrance is not None and entrance.is_gone:
+            raise SandboxUnavailable(f"The start of the pod {manifest['metadata']['name']} was given up.")
         try:
             return api.create_pod(manifest)
         except ApiRefusal as refusal:
             if refusal.reason != "AlreadyExists":
                 raise
+            if entrance is not None and entrance.is_gone:  # the pod may be that of the next start
+                continue
             if earlier := api.get_pod(manifest["metadata"]["name"]):
                 remove_pods(api, [earlier])
     raise SandboxUnavailable(f"The pod {manifest['metadata']['name']} is created again and again by another program.")
 
 
-def _wait_until_running(api: Api, pod: Manifest, limit_seconds: float) -> None:
+def _wait_until_running(api: Api, pod: Manifest, limit_seconds: float, entrance: Entrance | None) -> None:
+    """Wait for the container, and for a host, too."""
     ends = SYSTEM_CLOCK.monotonic() + limit_seconds
-    while (status := _check(api, pod)) is not None:
-        if SYSTEM_CLOCK.monotonic() > ends:
+    while entrance is None or not entrance.is_gone:
+        status = _check(api, pod)
+        if status is None and entrance is None:
+            return
+        if status is not None and SYSTEM_CLOCK.monotonic() > ends:
             raise SandboxUnavailable(
                 f"The pod {pod['metadata']['name']} did not start within {limit_seconds:g} s: {_explain(status)}",
                 remedy="Free resources on its machine, or raise DECKHANDS_KUBERNETES_PENDING_SECONDS.",
             )
-        pause(POLL_SECONDS)
-
-
-def _wait_until_taken(api: Api, pod: Manifest, entrance: Path) -> None:
-    """Wait until the tool worker has closed the entrance, because the host took its descriptors or was given up."""
-    while entrance.exists():
-        _check(api, pod)
         pause(POLL_SECONDS)
 
 
