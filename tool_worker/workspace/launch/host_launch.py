@@ -308,7 +308,7 @@ def start_and_hand_over(
 
 
 def _end_starter(starter: int) -> None:
-    """End and reap a command by its pidfd, so that it starts no host later. It may remove what it has started so far."""
+    """End and reap a command by its pidfd, so that it starts no host later. It may first remove what it has started."""
     ended = select.poll()
     ended.register(starter, select.POLLIN)
     with suppress(ProcessLookupError, ChildProcessError):  # it has ended, and was reaped
