@@ -165,6 +165,7 @@ class FakeCluster:
         has_room: whether the scheduler finds a place for a pod.
         enforces_network: whether network policies close pods; the machine's own network otherwise.
         enforces_security: whether the namespace enforces the Pod Security Standard `restricted`.
+        answers_pings: whether connections of exec answer heartbeats.
         caller: the pod that the token was made for; empty for a token of no pod.
         requests: verb and resource of each request that was served.
         injected: verb and status of faults; each one answers the next request with its verb, instead of serving it.
@@ -179,6 +180,7 @@ class FakeCluster:
     enforces_network: bool = True
     enforces_security: bool = True
     caller: str = WORKER
+    answers_pings: bool = True
     pull_message: str = "not found"
     failing_pulls: int = 2**31
     protocols: tuple[str, ...] = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -520,7 +522,7 @@ class FakeCluster:
         container = self.containers.get(name)
         if container is None or container.outer.poll() is not None:
             raise Refused(400, "BadRequest", f"pod {name} does not have a running container")
-        socket = web.WebSocketResponse(protocols=self.protocols)
+        socket = web.WebSocketResponse(protocols=self.protocols, autoping=self.answers_pings)
         if not set(self.protocols) & {text.strip() for text in request.headers["Sec-WebSocket-Protocol"].split(",")}:
             raise Refused(403, "Forbidden", "no common protocol")
         await socket.prepare(request)

@@ -611,6 +611,16 @@ def test_program_has_its_streams_and_variables(cluster: FakeCluster, protocol: s
     assert cluster.sandboxes() == []
 
 
+async def test_program_whose_connection_is_silent_is_given_up(cluster: FakeCluster) -> None:
+    cluster.answers_pings = False
+    pod = abandoned_pod(cluster)
+    given = json.dumps({"program": ["sleep", "1000"], "environment": {}, "directory": "/"}).encode()
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        start(api, {"pod": pod, "claim": CLAIM, "locks": "/absent", "pending_seconds": 60.0}, ["sleep", "1000"])
+        with pytest.raises(SandboxUnavailable, match="broke before it ended: the API server stopped answering"):
+            await _Stream(api, pod["metadata"]["name"], given, heartbeat_seconds=0.2).serve()
+
+
 def test_hostile_output_is_output_and_nothing_else(cluster: FakeCluster) -> None:
     launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
     forged = json.dumps({"status": "Success", "metadata": {}})

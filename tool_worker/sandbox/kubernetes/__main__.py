@@ -38,6 +38,7 @@ STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 MESSAGE_LIMIT_BYTES = 4 * 2**20
 PART_BYTES = 2**15
 CREATE_ATTEMPTS = 5
+HEARTBEAT_SECONDS = 30.0
 EXIT_NOT_STARTED = 125
 """As that of `docker run`."""
 HOPELESS = frozenset(
@@ -133,10 +134,11 @@ def run(api: Api, plan: Mapping[str, Any], program: Sequence[str]) -> int:
 class _Stream:
     """The standard streams of one program, on a WebSocket: the first byte of each message is the channel's number."""
 
-    def __init__(self, api: Api, name: str, head: bytes) -> None:
+    def __init__(self, api: Api, name: str, head: bytes, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._api = api
         self._address = api.find_exec_address(name, CONTAINER, ["python3", "-I", "-S", POD_PROGRAM, "run"])
         self._head = b"%d\n" % len(head) + head
+        self._heartbeat_seconds = heartbeat_seconds
         self._code: int | None = None
 
     async def serve(self) -> int:
@@ -155,6 +157,7 @@ class _Stream:
                     protocols=PROTOCOLS,
                     ssl=self._api.tls,
                     max_msg_size=MESSAGE_LIMIT_BYTES,
+                    heartbeat=self._heartbeat_seconds,
                 ) as connection,
             ):
                 await self._send(connection, self._head)
@@ -164,6 +167,7 @@ class _Stream:
                 async for message in connection:
                     if message.type is aiohttp.WSMsgType.BINARY and message.data:
                         await self._take(message.data[0], message.data[1:])
+                broken = connection.exception()
         except aiohttp.WSServerHandshakeError as error:
             raise SandboxUnavailable(
                 f"Kubernetes runs no program in the pod: status {error.status}.",
@@ -172,7 +176,8 @@ class _Stream:
         except aiohttp.ClientError as error:
             raise SandboxUnavailable(f"The connection to the program broke: {to_plain(error)}") from error
         if self._code is None:
-            raise SandboxUnavailable("The connection to the program broke before it ended.")
+            why = "the API server stopped answering" if isinstance(broken, TimeoutError) else to_plain(broken or "")
+            raise SandboxUnavailable(f"The connection to the program broke before it ended: {why}".removesuffix(": "))
         return self._code
 
     async def _take(self, channel: int, part: bytes) -> None:
