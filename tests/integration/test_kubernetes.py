@@ -386,7 +386,7 @@ async def test_pod_that_cannot_start_is_explained(cluster: FakeCluster, change: 
 
 async def test_image_that_cannot_be_pulled_is_named(cluster: FakeCluster) -> None:
     cluster.pull_message = "manifest unknown\x1b[2J\nforged: line" + "x" * 5_000
-    async with podded(cluster) as workspaces:
+    async with podded(cluster, containers=cluster.settings(pending_seconds=10.0)) as workspaces:
         spec = WorkspaceSpec(sandbox="kubernetes", image=MISSING_IMAGE)
         with pytest.raises(WorkspaceUnavailable) as refused:
             await workspaces.open("missing", spec)
@@ -397,6 +397,14 @@ async def test_image_that_cannot_be_pulled_is_named(cluster: FakeCluster) -> Non
         assert len(text) < 2_000
         with pytest.raises(WorkspaceRefused, match="no container of the image 'other/image'"):
             await workspaces.open("other", WorkspaceSpec(sandbox="kubernetes", image="other/image"))
+
+
+async def test_image_that_is_pulled_late_is_waited_for(cluster: FakeCluster) -> None:
+    cluster.failing_pulls = 2
+    async with podded(cluster) as workspaces:
+        run = Terminal(await workspaces.open("late", WorkspaceSpec(sandbox="kubernetes", image=MISSING_IMAGE)))
+        assert (await run("echo pulled")).content == "pulled"
+        assert cluster.failing_pulls == 0
 
 
 async def test_directory_outside_the_volume_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -609,6 +617,19 @@ def test_program_has_its_streams_and_variables(cluster: FakeCluster, protocol: s
     assert len(pods) == 1
     assert "its secret" not in pods[0]
     assert cluster.sandboxes() == []
+
+
+def test_exit_code_outlives_a_refused_removal(cluster: FakeCluster) -> None:
+    launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
+    started = launch(McpServerSpec(name="ends", command="sh", args=("-c", "echo done; exit 7")))
+    cluster.injected.append(("delete", 403))
+    done = subprocess.run(
+        started.command, env=started.environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (b"done\n", b"", 7)
+    assert len(names(cluster)) == 1
+    sandbox_of(cluster).remove_dead(cluster.volume / "node", lambda _: False)
+    assert names(cluster) == []
 
 
 async def test_program_whose_connection_is_silent_is_given_up(cluster: FakeCluster) -> None:

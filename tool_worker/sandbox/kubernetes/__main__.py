@@ -39,11 +39,10 @@ MESSAGE_LIMIT_BYTES = 4 * 2**20
 PART_BYTES = 2**15
 CREATE_ATTEMPTS = 5
 HEARTBEAT_SECONDS = 30.0
+REMOVAL_PATIENCE_SECONDS = 5.0
 EXIT_NOT_STARTED = 125
 """As that of `docker run`."""
-HOPELESS = frozenset(
-    ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError")
-)
+HOPELESS = frozenset(("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"))
 """Reasons for which the kubelet waits with a container, and that do not pass by themselves."""
 
 
@@ -128,7 +127,9 @@ def run(api: Api, plan: Mapping[str, Any], program: Sequence[str]) -> int:
         try:
             return asyncio.run(_Stream(api, name, json.dumps(given).encode()).serve())
         finally:
-            api.delete_pod(name, pod["metadata"]["uid"])
+            api.patience_seconds = REMOVAL_PATIENCE_SECONDS
+            with suppress(SandboxUnavailable):  # it hides no exit code; the next start on the volume removes the pod
+                api.delete_pod(name, pod["metadata"]["uid"])
 
 
 class _Stream:
@@ -266,7 +267,8 @@ def _wait_until_running(api: Api, pod: Manifest, limit_seconds: float, entrance:
         if status is not None and SYSTEM_CLOCK.monotonic() > ends:
             raise SandboxUnavailable(
                 f"The pod {pod['metadata']['name']} did not start within {limit_seconds:g} s: {_explain(status)}",
-                remedy="Free resources on its machine, or raise DECKHANDS_KUBERNETES_PENDING_SECONDS.",
+                remedy="Free resources on its machine, check the image and the secrets of its registry, or raise "
+                "DECKHANDS_KUBERNETES_PENDING_SECONDS.",
             )
         pause(POLL_SECONDS)
 
