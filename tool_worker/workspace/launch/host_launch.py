@@ -276,6 +276,8 @@ def start_and_hand_over(
     Raises:
         OSError: The host did not connect. The command has ended.
     """
+    if not entrance.parent.is_dir():
+        entrance.parent.unlink(missing_ok=True)  # a socket was there before it had a directory
     entrance.parent.mkdir(exist_ok=True)
     entrance.parent.chmod(ENTRANCE_MODE)  # whatever our mask is
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -109,3 +110,15 @@ def test_command_that_starts_no_host_is_ended(tmp_path: Path, command: str) -> N
         start_and_hand_over(["/bin/sh", "-c", command], entrance, {}, log.fileno(), 0.2)
     assert {child.pid for child in psutil.Process().children()} <= before
     assert not entrance.exists()
+
+
+def test_file_in_the_place_of_the_entrance_is_replaced(tmp_path: Path) -> None:
+    entrance = tmp_path / "entrance" / "socket"
+    with socket.socket(socket.AF_UNIX) as earlier:
+        earlier.bind(str(entrance.parent))
+    receiver = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1); s.send(b'.')"
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-c", receiver, str(entrance)]
+        pid = start_and_hand_over(command, entrance, {0: log.fileno()}, log.fileno())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert entrance.parent.is_dir()
