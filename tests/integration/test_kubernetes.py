@@ -20,6 +20,7 @@ import yaml
 
 from broker.contract import WorkspaceSpec
 from broker.tools import McpServerSpec
+from deckhands.operations.diagnosis.diagnostics import find_limit
 from tests.integration.test_chart import find, render
 from tests.integration.test_docker import FETCH, GATE, site
 from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
@@ -157,6 +158,14 @@ def test_self_test_and_doctor_know_it(cluster: FakeCluster) -> None:
     offer = build_node_offer(load_tool_settings(environment))
     assert "kubernetes" in offer.sandboxes
     assert offer.images == (IMAGE,)
+
+
+@pytest.mark.parametrize("pending", ["", "900"])
+def test_doctor_waits_longer_than_the_start_of_a_pod(cluster: FakeCluster, pending: str) -> None:
+    given = {"DECKHANDS_KUBERNETES_PENDING_SECONDS": pending} if pending else {}
+    environment = {**cluster.environment(), **given}
+    sandbox = KubernetesSandbox(cluster.volume, load_tool_settings(environment).containers)
+    assert find_limit(environment) > sandbox.capabilities.start_limit_seconds > find_limit({})
 
 
 async def test_sandbox_without_network_policies_is_refused(cluster: FakeCluster) -> None:
@@ -738,6 +747,22 @@ def test_template_changes_nothing_that_confines(cluster: FakeCluster, tmp_path: 
 def test_template_with_further_parts_is_refused(tmp_path: Path, spec: dict[str, Any]) -> None:
     (tmp_path / "template.yaml").write_text(yaml.safe_dump({"spec": spec}))
     with pytest.raises(SandboxUnavailable, match=r"DECKHANDS_KUBERNETES_TEMPLATE: .* may have"):
+        read_template(tmp_path / "template.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("kind: PodTemplate\ntemplate: {spec: {priorityClassName: low}}", "move them out of `template`"),
+        ("[]", "may have only mappings"),
+        ("spec: low", "may have only mappings"),
+        ("metadata: [a]", "may have only mappings"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_template_that_would_be_ignored_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "template.yaml").write_text(text)
+    with pytest.raises(SandboxUnavailable, match=f"DECKHANDS_KUBERNETES_TEMPLATE: .*{reason}"):
         read_template(tmp_path / "template.yaml")
 
 

@@ -414,19 +414,26 @@ def read_template(path: Path) -> Manifest:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text()) or {}
-        spec = found.get("spec") or {}
+        found = yaml.safe_load(path.read_text())
+        found = {} if found is None else found
+        metadata, spec = found.get("metadata") or {}, found.get("spec") or {}
+        if not isinstance(metadata, dict) or not isinstance(spec, dict):
+            raise AttributeError  # noqa: TRY301  (as for the file itself)
         containers = spec.get("containers") or []
-        unknown = {*found} - {"apiVersion", "kind", "metadata", "spec", "template"}
-        if set(spec) & {"initContainers", "ephemeralContainers", "volumes", "nodeName"} or unknown:
+        unknown = {*found} - {"apiVersion", "kind", "metadata", "spec"}
+        if "template" in unknown:
+            problem = "only `metadata` and `spec` at the top: move them out of `template`"
+        elif set(spec) & {"initContainers", "ephemeralContainers", "volumes", "nodeName"} or unknown:
             problem = "only `metadata` and `spec`, without volumes, nodeName and further containers"
         elif len(containers) > 1 or any(each.get("name") != CONTAINER for each in containers):
             problem = f"one container, named {CONTAINER}"
         elif any(set(each) - {"name", "resources", "imagePullPolicy"} for each in containers):
             problem = "only `resources` and `imagePullPolicy` of the container"
         else:
-            return {"metadata": found.get("metadata") or {}, "spec": spec}
-    except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
+            return {"metadata": metadata, "spec": spec}
+    except AttributeError:
+        problem = "only mappings: the file itself, its `metadata`, its `spec` and the container"
+    except (OSError, yaml.YAMLError, TypeError) as error:
         raise SandboxUnavailable(f"DECKHANDS_KUBERNETES_TEMPLATE: {path} cannot be read: {error}") from error
     raise SandboxUnavailable(f"DECKHANDS_KUBERNETES_TEMPLATE: {path} may have {problem}")
 
