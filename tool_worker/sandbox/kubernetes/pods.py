@@ -418,7 +418,7 @@ def read_template(path: Path) -> Manifest:
         found = {} if found is None else found
         metadata, spec = found.get("metadata") or {}, found.get("spec") or {}
         if not isinstance(metadata, dict) or not isinstance(spec, dict):
-            raise AttributeError  # noqa: TRY301  (as for the file itself)
+            raise AttributeError  # noqa: TRY004, TRY301  (as for the file itself)
         containers = spec.get("containers") or []
         unknown = {*found} - {"apiVersion", "kind", "metadata", "spec"}
         if "template" in unknown:
