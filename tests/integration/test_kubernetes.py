@@ -189,7 +189,7 @@ PODS = ["tools.sandbox=kubernetes", "tools.kubernetes.images[0]=a", "tools.kuber
 OWN = "its own sandboxes only"
 LABELS, ACCOUNT, PLACED = "the labels of one", "no account and nothing of its machine", "the scheduler places a sandbox"
 RESTRICTED, PORTS = "a restricted container without variables", "no ports, and the kubelet connects to nothing"
-VOLUME, PARTS = "the volume of its own tool worker only", "parts of the volume only"
+VOLUME, PARTS = "the volume of its tool worker only", "parts of the volume only"
 CREDENTIALS = {"httpGet": {"host": "169.254.169.254", "port": 80, "path": "/latest/meta-data"}}
 CONTAINER_AT = "spec.containers.0"
 EVIL: dict[str, tuple[str, dict[str, Any]]] = {
