@@ -7,6 +7,9 @@ are refused. It demands a token, the rights of a Role, the Pod Security Standard
 
 A container is a bubblewrap process on this machine's /usr, with the mounts, the user and the rights of its pod; `exec`
 enters its namespaces. So what runs in a pod is confined as there, and what it does is real.
+
+What takes time in a cluster takes requests here, so that tests wait for nothing: a pod is pending until it was read
+once, and one that ends keeps running until it was read `LAST_LOOKS` times.
 """
 
 from __future__ import annotations
@@ -58,6 +61,9 @@ PARAMETERS = {
     "list": {"labelSelector", "fieldSelector", "limit", "continue", "resourceVersion"},
     "exec": {"container", "command", "stdin", "stdout", "stderr", "tty"},
 }
+LAST_LOOKS = 2
+DROPPED = 0
+"""As an injected fault: the connection is closed without an answer."""
 RUN_AS = ("--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs")
 
 
@@ -152,12 +158,17 @@ class FakeCluster:
     """A cluster with one namespace and one machine; started by `running_cluster`.
 
     Attributes:
+        failing_pulls: how often the download of the missing image fails before it works.
         rights: the rules of the role that the token's account has.
         policies: admission policies, as manifests.
         quota: how many pods the namespace may have.
         has_room: whether the scheduler finds a place for a pod.
         enforces_network: whether network policies close pods; the machine's own network otherwise.
+        enforces_security: whether the namespace enforces the Pod Security Standard `restricted`.
+        answers_pings: whether connections of exec answer heartbeats.
+        caller: the pod that the token was made for; empty for a token of no pod.
         requests: verb and resource of each request that was served.
+        injected: verb and status of faults; each one answers the next request with its verb, instead of serving it.
     """
 
     folder: Path
@@ -167,12 +178,19 @@ class FakeCluster:
     quota: int = 100
     has_room: bool = True
     enforces_network: bool = True
+    enforces_security: bool = True
+    caller: str = WORKER
+    answers_pings: bool = True
     pull_message: str = "not found"
+    failing_pulls: int = 2**31
     protocols: tuple[str, ...] = ("v5.channel.k8s.io", "v4.channel.k8s.io")
     pods: dict[str, Object] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    injected: list[tuple[str, int]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    last_looks: dict[str, int] = field(default_factory=dict)
+    machine: asyncio.Lock = field(default_factory=asyncio.Lock)
     url: str = ""
     certificate: Path = Path()
 
@@ -197,8 +215,12 @@ class FakeCluster:
         }
 
     def sandboxes(self) -> list[Object]:
-        """Return the pods that are sandboxes, the oldest first."""
-        return [pod for pod in list(self.pods.values()) if pod["metadata"]["name"] != WORKER]
+        """Return the pods that are sandboxes and do not end, the oldest first."""
+        return [
+            pod
+            for name, pod in list(self.pods.items())
+            if name != WORKER and "deletionTimestamp" not in pod["metadata"]
+        ]
 
     def find_pods_of(self, conversation_id: str) -> list[Object]:
         """Return the pods of one conversation."""
@@ -258,6 +280,10 @@ class FakeCluster:
         unknown = set(request.query) - PARAMETERS["exec" if sub else verb]
         if unknown:
             raise Refused(400, "BadRequest", f"unknown parameters {sorted(unknown)}")
+        for fault in self.injected:
+            if fault[0] == verb:
+                self.injected.remove(fault)
+                return self._fail(request, fault[1])
         self.requests.append((verb, resource))
         if sub == "exec":
             self._admit("CONNECT", resource, name, None)
@@ -266,12 +292,44 @@ class FakeCluster:
         if verb == "create":
             return self._answer(await self._create(body), 201)
         if verb == "list":
-            return self._answer(self._list(request.query))
+            answer = self._answer(self._list(request.query))
+            for each in sorted(self.pods):
+                await self._proceed(each)
+            return answer
         if name not in self.pods:
             raise Refused(404, "NotFound", f'pods "{name}" not found')
         if verb == "delete":
             return self._answer(await self._delete(name, body))
-        return self._answer(self._look(name))
+        answer = self._answer(self._look(name))
+        await self._proceed(name)
+        return answer
+
+    def _fail(self, request: web.Request, status: int) -> web.Response:
+        if status == DROPPED:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=status or 500, text="not JSON", headers={"Retry-After": "0"})
+
+    async def _proceed(self, name: str) -> None:
+        """Do what the machine does to a pod between two requests."""
+        async with self.machine:
+            if name in self.pods:
+                await self._proceed_with(name, self.pods[name])
+
+    async def _proceed_with(self, name: str, pod: Object) -> None:
+        if "deletionTimestamp" in pod["metadata"]:
+            self.last_looks[name] -= 1
+            if self.last_looks[name] <= 0:
+                await asyncio.to_thread(self._end, name)
+                del self.pods[name]
+        elif pod["status"]["phase"] == "Pending" and "nodeName" in pod["spec"] and name not in self.containers:
+            if pod["spec"]["containers"][0]["image"] == MISSING_IMAGE and self.failing_pulls:
+                self.failing_pulls -= 1
+                self._set_state(pod, {"waiting": {"reason": "ImagePullBackOff", "message": self.pull_message}})
+                return
+            self.containers[name] = await asyncio.to_thread(self._start, pod)
+            pod["status"]["phase"] = "Running"
+            self._set_state(pod, {"running": {}})
 
     def _dry_run(self, path: str, found: Object) -> web.Response:
         """Check an object of any kind as for its creation, and answer with it."""
@@ -307,14 +365,18 @@ class FakeCluster:
             rules = policy["spec"]["matchConstraints"]["resourceRules"]
             if not any(operation in rule["operations"] and resource in rule["resources"] for rule in rules):
                 continue
-            user = {"username": f"system:serviceaccount:{NAMESPACE}:deck-tools"}
-            context = {
+            extra = {"authentication.kubernetes.io/pod-name": [self.caller]} if self.caller else {}
+            user = {"username": f"system:serviceaccount:{NAMESPACE}:deck-tools", "extra": extra}
+            context: Object = {
                 "object": found, "oldObject": old,
                 "request": {"operation": operation, "name": name, "namespace": NAMESPACE, "userInfo": user},
+                "variables": {},
             }  # fmt: skip
             conditions = policy["spec"].get("matchConditions", [])
             if not all(cel.evaluate(each["expression"], context) for each in conditions):
                 continue
+            for each in policy["spec"].get("variables", []):
+                context["variables"][each["name"]] = cel.evaluate(each["expression"], context)
             for each in policy["spec"]["validations"]:
                 if not cel.evaluate(each["expression"], context):
                     raise Refused(
@@ -326,12 +388,13 @@ class FakeCluster:
     async def _create(self, pod: Object) -> Object:
         check(pod, "Pod")
         name = pod["metadata"]["name"]
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) or len(name) > 63:
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) or len(name) > 253:
             raise Refused(422, "Invalid", f'Pod "{name}" is invalid: metadata.name')
         for key, value in pod["metadata"].get("labels", {}).items():
             if not re.fullmatch(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", value) or len(value) > 63:
                 raise Refused(422, "Invalid", f'Pod "{name}" is invalid: metadata.labels: {key}={value!r}')
-        check_restricted(pod)
+        if self.enforces_security:
+            check_restricted(pod)
         self._admit("CREATE", "pods", name, pod)
         if name in self.pods:
             raise Refused(409, "AlreadyExists", f'pods "{name}" already exists')
@@ -347,14 +410,8 @@ class FakeCluster:
             made["status"]["conditions"] = [
                 {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             ]
-        elif pod["spec"]["containers"][0]["image"] == MISSING_IMAGE:
-            made["spec"]["nodeName"] = NODE
-            self._set_state(made, {"waiting": {"reason": "ImagePullBackOff", "message": self.pull_message}})
         else:
             made["spec"]["nodeName"] = NODE
-            self.containers[name] = await asyncio.to_thread(self._start, made)
-            made["status"]["phase"] = "Running"
-            self._set_state(made, {"running": {}})
         return made
 
     def _set_state(self, pod: Object, state: Object) -> None:
@@ -396,8 +453,9 @@ class FakeCluster:
             if options.get("preconditions", {}).get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
                 raise Refused(409, "Conflict", "the UID in the precondition does not match")
         self._admit("DELETE", "pods", name, None, pod)
-        await asyncio.to_thread(self._end, name)
-        del self.pods[name]
+        if "deletionTimestamp" not in pod["metadata"]:
+            pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 1}
+            self.last_looks[name] = LAST_LOOKS
         return pod
 
     # The machine.
@@ -464,7 +522,7 @@ class FakeCluster:
         container = self.containers.get(name)
         if container is None or container.outer.poll() is not None:
             raise Refused(400, "BadRequest", f"pod {name} does not have a running container")
-        socket = web.WebSocketResponse(protocols=self.protocols)
+        socket = web.WebSocketResponse(protocols=self.protocols, autoping=self.answers_pings)
         if not set(self.protocols) & {text.strip() for text in request.headers["Sec-WebSocket-Protocol"].split(",")}:
             raise Refused(403, "Forbidden", "no common protocol")
         await socket.prepare(request)

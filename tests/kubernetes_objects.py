@@ -101,7 +101,7 @@ def check_object(found: Object) -> None:
         _demand(size <= MAX_DATA_BYTES, "data: too long")
         _demand(all(re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", key) for key in data), "data: a key")
     if kind == "ValidatingAdmissionPolicy":
-        for each in [*spec.get("matchConditions", []), *spec["validations"]]:
+        for each in [*spec.get("matchConditions", []), *spec.get("variables", []), *spec["validations"]]:
             cel.compile(each["expression"])
     if kind == "RoleBinding":
         _demand(all(each["kind"] != "ServiceAccount" or each["namespace"] for each in found["subjects"]), "subjects")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ import yaml
 
 from broker.contract import WorkspaceSpec
 from broker.tools import McpServerSpec
+from deckhands.operations.diagnosis.diagnostics import find_limit
 from tests.integration.test_chart import find, render
 from tests.integration.test_docker import FETCH, GATE, site
 from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
 from tests.kubernetes_api import (
     ALL_RIGHTS,
     CLAIM,
+    DROPPED,
     IMAGE,
     MISSING_IMAGE,
     NAMESPACE,
@@ -31,13 +35,15 @@ from tests.kubernetes_api import (
     TOKEN,
     WORKER,
     FakeCluster,
+    Refused,
     running_cluster,
 )
 from tests.polling import until
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe, WorkspaceRefused, WorkspaceUnavailable
 from tool_worker.sandbox import Enclosure, KubernetesSandbox, find_sandbox, run_self_test
 from tool_worker.sandbox.containers import ClusterAccess
-from tool_worker.sandbox.kubernetes.api import Api
+from tool_worker.sandbox.kubernetes.__main__ import Entrance, _Stream, start
+from tool_worker.sandbox.kubernetes.api import Api, ApiRefusal
 from tool_worker.sandbox.kubernetes.pods import LABEL, read_template
 from tool_worker.settings import load_tool_settings
 from tool_worker.tools.mcp.launch import SandboxedLaunch
@@ -154,6 +160,14 @@ def test_self_test_and_doctor_know_it(cluster: FakeCluster) -> None:
     assert offer.images == (IMAGE,)
 
 
+@pytest.mark.parametrize("pending", ["", "900"])
+def test_doctor_waits_longer_than_the_start_of_a_pod(cluster: FakeCluster, pending: str) -> None:
+    given = {"DECKHANDS_KUBERNETES_PENDING_SECONDS": pending} if pending else {}
+    environment = {**cluster.environment(), **given}
+    sandbox = KubernetesSandbox(cluster.volume, load_tool_settings(environment).containers)
+    assert find_limit(environment) > sandbox.capabilities.start_limit_seconds > find_limit({})
+
+
 async def test_sandbox_without_network_policies_is_refused(cluster: FakeCluster) -> None:
     cluster.enforces_network = False
     async with podded(cluster) as workspaces:
@@ -172,16 +186,43 @@ async def test_worker_needs_only_the_documented_rights(cluster: FakeCluster) -> 
 # What the chart allows
 
 PODS = ["tools.sandbox=kubernetes", "tools.kubernetes.images[0]=a", "tools.kubernetes.apiServerCidrs[0]=10.0.0.1/32"]
-EVIL: dict[str, dict[str, Any]] = {
-    "another name": {"metadata.name": "deck-controller-0"},
-    "labels of a role": {"metadata.labels": {"app.kubernetes.io/component": "controller"}},
-    "a part of the release": {"metadata.labels.app.kubernetes.io/instance": "deck"},
-    "a secret": {"spec.volumes": [{"name": "node", "secret": {"secretName": "deck-secrets"}}]},
-    "another claim": {"spec.volumes": [{"name": "node", "persistentVolumeClaim": {"claimName": "data-deck-store-0"}}]},
-    "variables of a secret": {"spec.containers.0.envFrom": [{"secretRef": {"name": "deck-secrets"}}]},
-    "an account": {"spec.serviceAccountName": "deck-tools"},
-    "a token": {"spec.automountServiceAccountToken": True},
-    "a second container": {"spec.initContainers": [{"name": "x", "image": "x"}]},
+OWN = "its own sandboxes only"
+LABELS, ACCOUNT, PLACED = "the labels of one", "no account and nothing of its machine", "the scheduler places a sandbox"
+RESTRICTED, PORTS = "a restricted container without variables", "no ports, and the kubelet connects to nothing"
+VOLUME, PARTS = "the volume of its tool worker only", "parts of the volume only"
+CREDENTIALS = {"httpGet": {"host": "169.254.169.254", "port": 80, "path": "/latest/meta-data"}}
+CONTAINER_AT = "spec.containers.0"
+EVIL: dict[str, tuple[str, dict[str, Any]]] = {
+    "another name": (OWN, {"metadata.name": "deck-controller-0"}),
+    "the name of a sandbox of another worker": (OWN, {"metadata.name": "deckhands-sandbox-node-deck-tools-1-a"}),
+    "the name of a sandbox of a worker with a longer name": (
+        OWN,
+        {"metadata.name": "deckhands-sandbox-node-deck-tools-01-a"},
+    ),
+    "labels of a role": (LABELS, {"metadata.labels": {"app.kubernetes.io/component": "controller"}}),
+    "a part of the release": (LABELS, {"metadata.labels.app.kubernetes.io/instance": "deck"}),
+    "a secret": (VOLUME, {"spec.volumes": [{"name": "node", "secret": {"secretName": "deck-secrets"}}]}),
+    "a claim of the store": (VOLUME, {"spec.volumes.0.persistentVolumeClaim.claimName": "data-deck-store-0"}),
+    "the claim of another worker": (VOLUME, {"spec.volumes.0.persistentVolumeClaim.claimName": "node-deck-tools-1"}),
+    "a whole volume": (PARTS, {f"{CONTAINER_AT}.volumeMounts": [{"name": "node", "mountPath": "/all"}]}),
+    "a part chosen later": (
+        PARTS,
+        {f"{CONTAINER_AT}.volumeMounts": [{"name": "node", "mountPath": "/all", "subPathExpr": "x"}]},
+    ),
+    "variables of a secret": (RESTRICTED, {f"{CONTAINER_AT}.envFrom": [{"secretRef": {"name": "deck-secrets"}}]}),
+    "capabilities": (RESTRICTED, {f"{CONTAINER_AT}.securityContext.capabilities": {}}),
+    "some capabilities": (RESTRICTED, {f"{CONTAINER_AT}.securityContext.capabilities.drop": ["NET_RAW"]}),
+    "a second container": (RESTRICTED, {"spec.initContainers": [{"name": "x", "image": "x"}]}),
+    "a port of the machine": (PORTS, {f"{CONTAINER_AT}.ports": [{"containerPort": 80, "hostPort": 80}]}),
+    "a liveness probe": (PORTS, {f"{CONTAINER_AT}.livenessProbe": CREDENTIALS}),
+    "a readiness probe": (PORTS, {f"{CONTAINER_AT}.readinessProbe": CREDENTIALS}),
+    "a startup probe": (PORTS, {f"{CONTAINER_AT}.startupProbe": CREDENTIALS}),
+    "a hook of its life": (PORTS, {f"{CONTAINER_AT}.lifecycle": {"postStart": CREDENTIALS}}),
+    "an account": (ACCOUNT, {"spec.serviceAccountName": "deck-tools"}),
+    "a token": (ACCOUNT, {"spec.automountServiceAccountToken": True}),
+    "the network of the machine": (ACCOUNT, {"spec.hostNetwork": True}),
+    "a machine without the scheduler": (PLACED, {"spec.nodeName": "machine-2"}),
+    "a priority": (PLACED, {"spec.priorityClassName": "system-node-critical"}),
 }
 
 
@@ -203,22 +244,131 @@ def test_role_and_policy_of_the_chart_suffice(guarded: FakeCluster) -> None:
 
 @pytest.mark.parametrize("case", sorted(EVIL))
 def test_policy_keeps_a_worker_from_other_pods(guarded: FakeCluster, case: str) -> None:
+    guarded.enforces_security = False
     pod = abandoned_pod(guarded)
-    for path, value in EVIL[case].items():
+    message, changes = EVIL[case]
+    for path, value in changes.items():
         inner: Any = pod
         *above, field = path.replace("app.kubernetes.io/", "app@").split(".")
         for key in above:
             inner = inner[int(key)] if key.isdecimal() else inner[key]
         inner[field.replace("app@", "app.kubernetes.io/")] = value
-    with Api(ClusterAccess(config=str(guarded.config))) as api:
-        with pytest.raises(SandboxUnavailable, match=r"ValidatingAdmissionPolicy denied|violates PodSecurity"):
-            api.create_pod(pod)
-        with pytest.raises(SandboxUnavailable, match="ValidatingAdmissionPolicy denied"):
-            api.delete_pod(WORKER, "worker-0")
+    with (
+        Api(ClusterAccess(config=str(guarded.config))) as api,
+        pytest.raises(SandboxUnavailable, match=f"ValidatingAdmissionPolicy denied: .*{message}"),
+    ):
+        api.create_pod(pod)
     assert guarded.sandboxes() == []
 
 
+@pytest.mark.parametrize("caller", ["deck-tools-1", "deck-tools", ""])
+async def test_policy_keeps_a_worker_from_sandboxes_of_others(guarded: FakeCluster, caller: str) -> None:
+    pod = abandoned_pod(guarded)
+    name = pod["metadata"]["name"]
+    with Api(ClusterAccess(config=str(guarded.config))) as api:
+        made = api.create_pod(pod)
+        guarded.caller = caller
+        for act in (
+            lambda: api.delete_pod(name, made["metadata"]["uid"]),
+            lambda: api.delete_pod(WORKER, "worker-0"),
+            lambda: api.create_pod(pod),
+        ):
+            with pytest.raises(SandboxUnavailable, match=f"ValidatingAdmissionPolicy denied: .*{OWN}"):
+                act()
+        with pytest.raises(SandboxUnavailable, match="status 403"):
+            await _Stream(api, name, b"").serve()
+    assert names(guarded) == [name]
+
+
+def test_policy_allows_the_priority_of_the_template(guarded: FakeCluster) -> None:
+    values = [*PODS, "tools.kubernetes.template=spec: {priorityClassName: low}"]
+    (policy,) = (each for each in render(values) if each["kind"] == "ValidatingAdmissionPolicy")
+    guarded.policies = (policy,)
+    pod = abandoned_pod(guarded)
+    pod["spec"]["priorityClassName"] = "low"
+    with Api(ClusterAccess(config=str(guarded.config))) as api:
+        assert api.create_pod(pod)["spec"]["priorityClassName"] == "low"
+
+
 # What may go wrong
+
+
+@pytest.mark.parametrize("fault", [429, 500, 503, DROPPED])
+async def test_busy_api_server_delays_a_pod_only(cluster: FakeCluster, fault: int) -> None:
+    async with podded(cluster) as workspaces:
+        await workspaces.open("first")
+        cluster.injected += [("create", fault), ("list", fault)] + [("get", fault)] * 5
+        assert (await Terminal(await workspaces.open("second"))("echo served")).content == "served"
+        assert cluster.injected == []
+
+
+def test_api_server_that_stays_busy_is_named(cluster: FakeCluster) -> None:
+    cluster.injected += [("get", 503)] * 1_000
+    with Api(ClusterAccess(config=str(cluster.config)), 0.5) as api, pytest.raises(ApiRefusal, match=r"\(503\)"):
+        api.get_pod(WORKER)
+    assert len(cluster.injected) < 999
+
+
+def plan_of_a_host(cluster: FakeCluster, entrance: Path) -> dict[str, Any]:
+    labels = {"root": "/r", "conversation": "c", "host": "4" * 32}
+    enclosure = replace(_enclosure(cluster, labels), entrance=entrance)
+    (plan,) = sandbox_of(cluster, pending_seconds=1.0).options(enclosure)
+    return dict(json.loads(plan))
+
+
+def test_pod_of_the_next_start_survives_a_late_starter(cluster: FakeCluster) -> None:
+    entrance = cluster.volume / "node" / "entrance" / "socket"
+    entrance.parent.mkdir(parents=True)
+    plan = plan_of_a_host(cluster, entrance)
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        entrance.touch()
+        mine = Entrance(entrance)
+        entrance.unlink()
+        assert mine.is_gone
+        entrance.touch()
+        again = copy.deepcopy(plan)
+        again["pod"]["spec"]["containers"][0]["command"] = ["sleep", "1000"]
+        living = api.create_pod(again["pod"])
+        with pytest.raises(SandboxUnavailable, match="was given up"):
+            start(api, plan, ["sleep", "1000"], mine)
+    assert [pod["metadata"]["uid"] for pod in cluster.sandboxes()] == [living["metadata"]["uid"]]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_fault_after_the_handover_keeps_the_pod(cluster: FakeCluster, is_taken: bool) -> None:
+    entrance = cluster.volume / "node" / "entrance" / "socket"
+    entrance.parent.mkdir(parents=True)
+    entrance.touch()
+    look = cluster._look
+
+    def fail(name: str) -> dict[str, Any]:
+        if name == WORKER:
+            return look(name)
+        if is_taken:
+            entrance.unlink()
+        raise Refused(403, "Forbidden", "not now")
+
+    plan = plan_of_a_host(cluster, entrance)
+    cluster._look = fail  # type: ignore[method-assign]
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        if is_taken:
+            assert start(api, plan, ["sleep", "1000"], Entrance(entrance))["metadata"]["name"] in names(cluster)
+        else:
+            with pytest.raises(SandboxUnavailable, match="not now"):
+                start(api, plan, ["sleep", "1000"], Entrance(entrance))
+            assert names(cluster) == []
+
+
+def test_removal_waits_until_the_processes_have_ended(cluster: FakeCluster) -> None:
+    pod = abandoned_pod(cluster, root="/r", conversation="c", host="4" * 32)
+    name = pod["metadata"]["name"]
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        api.create_pod(pod)
+        while "running" not in str(api.get_pod(name)):
+            pass
+    assert name in cluster.containers
+    sandbox_of(cluster).kill_stragglers("4" * 32)
+    assert name not in cluster.containers
 
 
 @pytest.mark.parametrize(
@@ -245,7 +395,7 @@ async def test_pod_that_cannot_start_is_explained(cluster: FakeCluster, change: 
 
 async def test_image_that_cannot_be_pulled_is_named(cluster: FakeCluster) -> None:
     cluster.pull_message = "manifest unknown\x1b[2J\nforged: line" + "x" * 5_000
-    async with podded(cluster) as workspaces:
+    async with podded(cluster, containers=cluster.settings(pending_seconds=10.0)) as workspaces:
         spec = WorkspaceSpec(sandbox="kubernetes", image=MISSING_IMAGE)
         with pytest.raises(WorkspaceUnavailable) as refused:
             await workspaces.open("missing", spec)
@@ -256,6 +406,14 @@ async def test_image_that_cannot_be_pulled_is_named(cluster: FakeCluster) -> Non
         assert len(text) < 2_000
         with pytest.raises(WorkspaceRefused, match="no container of the image 'other/image'"):
             await workspaces.open("other", WorkspaceSpec(sandbox="kubernetes", image="other/image"))
+
+
+async def test_image_that_is_pulled_late_is_waited_for(cluster: FakeCluster) -> None:
+    cluster.failing_pulls = 2
+    async with podded(cluster) as workspaces:
+        run = Terminal(await workspaces.open("late", WorkspaceSpec(sandbox="kubernetes", image=MISSING_IMAGE)))
+        assert (await run("echo pulled")).content == "pulled"
+        assert cluster.failing_pulls == 0
 
 
 async def test_directory_outside_the_volume_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -289,7 +447,7 @@ def change_config(cluster: FakeCluster, **user: object) -> None:
     ],
 )
 def test_unusable_configuration_is_explained(cluster: FakeCluster, tmp_path: Path, case: str, reason: str) -> None:
-    settings = cluster.settings()
+    settings = cluster.settings(pending_seconds=0.5)
     if case == "no account":
         settings = load_tool_settings({"DECKHANDS_DOCKER_IMAGES": IMAGE}).containers
     elif case == "no images":
@@ -390,6 +548,39 @@ async def test_pod_with_a_taken_name_is_replaced(cluster: FakeCluster) -> None:
         assert (pod["metadata"]["uid"] != uid, pod["metadata"]["name"]) == (True, forged["metadata"]["name"])
 
 
+def test_examination_keeps_living_programs_and_removes_abandoned_ones(cluster: FakeCluster) -> None:
+    launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
+    started = launch(McpServerSpec(name="lives", command="sh", args=("-c", "echo up; cat")))
+    with subprocess.Popen(
+        started.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=started.environment
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdin is not None
+        assert run.stdout.readline() == b"up\n"
+        (living,) = names(cluster)
+        abandoned = abandoned_pod(cluster)
+        with Api(ClusterAccess(config=str(cluster.config))) as api:
+            api.create_pod(abandoned)
+        found = {each.name: each for each in examine("kubernetes", cluster.settings(), cluster.volume / "node")}
+        assert found["sandbox kubernetes"].is_good
+        assert names(cluster) == [living]
+        run.stdin.close()
+        assert run.wait() == 0
+    assert names(cluster) == []
+
+
+def test_program_with_locks_elsewhere_is_left_alone(cluster: FakeCluster) -> None:
+    theirs = abandoned_pod(cluster)
+    files = cluster.volume / "other" / ".sandbox"
+    files.mkdir(parents=True)
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        api.create_pod(theirs)
+        KubernetesSandbox(files, cluster.settings()).remove_dead(files.parent, lambda _: False)
+        assert names(cluster) == [theirs["metadata"]["name"]]
+        sandbox_of(cluster).remove_dead(cluster.volume / "node", lambda _: False)
+    assert names(cluster) == []
+
+
 def test_pod_of_a_killed_program_is_removed_by_the_next(cluster: FakeCluster) -> None:
     launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
     spec = McpServerSpec(name="waits", command="sh", args=("-c", "trap '' HUP; echo up; sleep 1000"))
@@ -435,6 +626,29 @@ def test_program_has_its_streams_and_variables(cluster: FakeCluster, protocol: s
     assert len(pods) == 1
     assert "its secret" not in pods[0]
     assert cluster.sandboxes() == []
+
+
+def test_exit_code_outlives_a_refused_removal(cluster: FakeCluster) -> None:
+    launch = SandboxedLaunch("kubernetes", cluster.volume / "node", containers=cluster.settings())
+    started = launch(McpServerSpec(name="ends", command="sh", args=("-c", "echo done; exit 7")))
+    cluster.injected.append(("delete", 403))
+    done = subprocess.run(
+        started.command, env=started.environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (b"done\n", b"", 7)
+    assert len(names(cluster)) == 1
+    sandbox_of(cluster).remove_dead(cluster.volume / "node", lambda _: False)
+    assert names(cluster) == []
+
+
+async def test_program_whose_connection_is_silent_is_given_up(cluster: FakeCluster) -> None:
+    cluster.answers_pings = False
+    pod = abandoned_pod(cluster)
+    given = json.dumps({"program": ["sleep", "1000"], "environment": {}, "directory": "/"}).encode()
+    with Api(ClusterAccess(config=str(cluster.config))) as api:
+        start(api, {"pod": pod, "claim": CLAIM, "locks": "/absent", "pending_seconds": 60.0}, ["sleep", "1000"])
+        with pytest.raises(SandboxUnavailable, match="broke before it ended: the API server stopped answering"):
+            await _Stream(api, pod["metadata"]["name"], given, heartbeat_seconds=0.2).serve()
 
 
 def test_hostile_output_is_output_and_nothing_else(cluster: FakeCluster) -> None:
@@ -533,6 +747,22 @@ def test_template_changes_nothing_that_confines(cluster: FakeCluster, tmp_path: 
 def test_template_with_further_parts_is_refused(tmp_path: Path, spec: dict[str, Any]) -> None:
     (tmp_path / "template.yaml").write_text(yaml.safe_dump({"spec": spec}))
     with pytest.raises(SandboxUnavailable, match=r"DECKHANDS_KUBERNETES_TEMPLATE: .* may have"):
+        read_template(tmp_path / "template.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("kind: PodTemplate\ntemplate: {spec: {priorityClassName: low}}", "move them out of `template`"),
+        ("[]", "may have only mappings"),
+        ("spec: low", "may have only mappings"),
+        ("metadata: [a]", "may have only mappings"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_template_that_would_be_ignored_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "template.yaml").write_text(text)
+    with pytest.raises(SandboxUnavailable, match=f"DECKHANDS_KUBERNETES_TEMPLATE: .*{reason}"):
         read_template(tmp_path / "template.yaml")
 
 

@@ -3,7 +3,8 @@
 `python -m tool_worker.worker.examination` prints the result as JSON.
 
 Holds: every missing layer is reported with its reason.
-Does not: change anything; the self-test runs in a temporary directory.
+Does not: change anything; the self-test runs in a temporary directory. Its pods, in Kubernetes, have their locks where
+those of the worker are.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ def examine(
         files: Existing directory of the node, where every sandbox can show files; None for the machine's /tmp.
     """
     with tempfile.TemporaryDirectory(prefix="deckhands-examination-", dir=files) as folder:
-        found = make_sandboxes(Path(folder), containers).values()
+        known = make_sandboxes(Path(folder), containers)
+        if files and demanded == "kubernetes":
+            # The worker itself then knows the pods of an examination that was killed, and removes them.
+            known["kubernetes"] = make_sandboxes(files / ".sandbox", containers)["kubernetes"]
+        found = known.values()
         confining = [sandbox for sandbox in found if sandbox.capabilities.confines_programs]
         needed = next((sandbox for sandbox in confining if sandbox.name == demanded), confining[0])
         findings = [

@@ -9,6 +9,7 @@ Holds: only commands that read. A missing right of the store user becomes a find
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -56,6 +57,10 @@ DEAD_LETTERS = "dead letters"
 FAILING = "workers report"
 RETENTION, ARCHIVE = "retention", "archive"
 LIMIT_SECONDS = 60.0
+PENDING_SECONDS = 120.0
+"""The default of `DECKHANDS_KUBERNETES_PENDING_SECONDS`, which only tool workers read."""
+POD_EXTRA_SECONDS = 120.0
+"""For the self-test in a pod, besides the time in which a pod may start: requests, and the program's own limit."""
 PACKAGES = ("broker", "controller_worker", "tool_worker", "deckhands")
 """What the distribution installs at the top level."""
 
@@ -71,6 +76,17 @@ class Finding:
     remedy: str = ""
 
 
+def find_limit(environment: Mapping[str, str]) -> float:
+    """Return how long the examination of this machine may take. It waits for the start of a pod."""
+    if environment.get("DECKHANDS_SANDBOX") != "kubernetes":
+        return LIMIT_SECONDS
+    try:
+        pending = float(environment.get("DECKHANDS_KUBERNETES_PENDING_SECONDS") or PENDING_SECONDS)
+    except ValueError:  # the examination itself names it
+        return LIMIT_SECONDS
+    return LIMIT_SECONDS + POD_EXTRA_SECONDS + pending if math.isfinite(pending) else LIMIT_SECONDS
+
+
 def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
     """Examine this machine as a tool worker with this environment would. Blocks for about a second."""
     command = [sys.executable, "-P", "-m", "tool_worker.worker.examination"]
@@ -79,7 +95,7 @@ def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
             command,
             capture_output=True,
             check=True,
-            timeout=LIMIT_SECONDS,
+            timeout=find_limit(environment),
             env=make_worker_environment(TOOLS, environment),
         )
         return [Finding(**found) for found in json.loads(ended.stdout)]

@@ -38,11 +38,11 @@ STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 MESSAGE_LIMIT_BYTES = 4 * 2**20
 PART_BYTES = 2**15
 CREATE_ATTEMPTS = 5
+HEARTBEAT_SECONDS = 30.0
+REMOVAL_PATIENCE_SECONDS = 5.0
 EXIT_NOT_STARTED = 125
 """As that of `docker run`."""
-HOPELESS = frozenset(
-    ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError")
-)
+HOPELESS = frozenset(("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"))
 """Reasons for which the kubelet waits with a container, and that do not pass by themselves."""
 
 
@@ -52,10 +52,9 @@ def main() -> None:
     described = json.loads(plan)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_NOT_STARTED))
     try:
-        with Api(ClusterAccess(**described["access"])) as api:
+        with Api(ClusterAccess(**described["access"]), described["pending_seconds"]) as api:
             if kind == "host":
-                pod = start(api, described, program)
-                _wait_until_taken(api, pod, Path(described["entrance"]))
+                start(api, described, program, Entrance(Path(described["entrance"])))
                 code = 0
             else:
                 code = run(api, described, program)
@@ -66,8 +65,35 @@ def main() -> None:
     os._exit(code)  # a thread may still read standard input
 
 
-def start(api: Api, plan: Mapping[str, Any], command: Sequence[str]) -> Manifest:
+class Entrance:
+    """The socket through which a tool worker gives a host its descriptors.
+
+    The tool worker removes it after the host took them, and ends us first if it gives the host up. Another one has its
+    name when a later start waits there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = self._read_identity()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is left for us to start."""
+        return self._identity is None or self._read_identity() != self._identity
+
+    def _read_identity(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+def start(api: Api, plan: Mapping[str, Any], command: Sequence[str], entrance: Entrance | None = None) -> Manifest:
     """Start a pod that runs a command, and return it when its container runs.
+
+    Args:
+        entrance: Of a host, which then has taken its descriptors.
 
     Raises:
         SandboxUnavailable: it does not start.
@@ -75,10 +101,12 @@ def start(api: Api, plan: Mapping[str, Any], command: Sequence[str]) -> Manifest
     manifest = plan["pod"]
     manifest["spec"]["containers"][0]["command"] = list(command)
     sweep(api, plan["claim"], Path(plan["locks"]))
-    pod = _create(api, manifest)
+    pod = _create(api, manifest, entrance)
     try:
-        _wait_until_running(api, pod, plan["pending_seconds"])
+        _wait_until_running(api, pod, plan["pending_seconds"], entrance)
     except BaseException:
+        if entrance is not None and entrance.is_gone:  # the host has started, and only our look at it has failed
+            return pod
         with suppress(SandboxUnavailable):
             api.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"])
         raise
@@ -99,16 +127,19 @@ def run(api: Api, plan: Mapping[str, Any], program: Sequence[str]) -> int:
         try:
             return asyncio.run(_Stream(api, name, json.dumps(given).encode()).serve())
         finally:
-            api.delete_pod(name, pod["metadata"]["uid"])
+            api.patience_seconds = REMOVAL_PATIENCE_SECONDS
+            with suppress(SandboxUnavailable):  # it hides no exit code; the next start on the volume removes the pod
+                api.delete_pod(name, pod["metadata"]["uid"])
 
 
 class _Stream:
     """The standard streams of one program, on a WebSocket: the first byte of each message is the channel's number."""
 
-    def __init__(self, api: Api, name: str, head: bytes) -> None:
+    def __init__(self, api: Api, name: str, head: bytes, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._api = api
         self._address = api.find_exec_address(name, CONTAINER, ["python3", "-I", "-S", POD_PROGRAM, "run"])
         self._head = b"%d\n" % len(head) + head
+        self._heartbeat_seconds = heartbeat_seconds
         self._code: int | None = None
 
     async def serve(self) -> int:
@@ -127,6 +158,7 @@ class _Stream:
                     protocols=PROTOCOLS,
                     ssl=self._api.tls,
                     max_msg_size=MESSAGE_LIMIT_BYTES,
+                    heartbeat=self._heartbeat_seconds,
                 ) as connection,
             ):
                 await self._send(connection, self._head)
@@ -136,6 +168,7 @@ class _Stream:
                 async for message in connection:
                     if message.type is aiohttp.WSMsgType.BINARY and message.data:
                         await self._take(message.data[0], message.data[1:])
+                broken = connection.exception()
         except aiohttp.WSServerHandshakeError as error:
             raise SandboxUnavailable(
                 f"Kubernetes runs no program in the pod: status {error.status}.",
@@ -144,7 +177,8 @@ class _Stream:
         except aiohttp.ClientError as error:
             raise SandboxUnavailable(f"The connection to the program broke: {to_plain(error)}") from error
         if self._code is None:
-            raise SandboxUnavailable("The connection to the program broke before it ended.")
+            why = "the API server stopped answering" if isinstance(broken, TimeoutError) else to_plain(broken or "")
+            raise SandboxUnavailable(f"The connection to the program broke before it ended: {why}".removesuffix(": "))
         return self._code
 
     async def _take(self, channel: int, part: bytes) -> None:
@@ -206,34 +240,36 @@ def _lock(folder: Path, name: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _create(api: Api, manifest: Manifest) -> Manifest:
+def _create(api: Api, manifest: Manifest, entrance: Entrance | None) -> Manifest:
     """Create a pod. An earlier one of the same host is removed first: the caller knows that the host has ended."""
     for _ in range(CREATE_ATTEMPTS):
+        if entrance is not None and entrance.is_gone:
+            raise SandboxUnavailable(f"The start of the pod {manifest['metadata']['name']} was given up.")
         try:
             return api.create_pod(manifest)
         except ApiRefusal as refusal:
             if refusal.reason != "AlreadyExists":
                 raise
+            if entrance is not None and entrance.is_gone:  # the pod may be that of the next start
+                continue
             if earlier := api.get_pod(manifest["metadata"]["name"]):
                 remove_pods(api, [earlier])
     raise SandboxUnavailable(f"The pod {manifest['metadata']['name']} is created again and again by another program.")
 
 
-def _wait_until_running(api: Api, pod: Manifest, limit_seconds: float) -> None:
+def _wait_until_running(api: Api, pod: Manifest, limit_seconds: float, entrance: Entrance | None) -> None:
+    """Wait for the container, and for a host, too."""
     ends = SYSTEM_CLOCK.monotonic() + limit_seconds
-    while (status := _check(api, pod)) is not None:
-        if SYSTEM_CLOCK.monotonic() > ends:
+    while entrance is None or not entrance.is_gone:
+        status = _check(api, pod)
+        if status is None and entrance is None:
+            return
+        if status is not None and SYSTEM_CLOCK.monotonic() > ends:
             raise SandboxUnavailable(
                 f"The pod {pod['metadata']['name']} did not start within {limit_seconds:g} s: {_explain(status)}",
-                remedy="Free resources on its machine, or raise DECKHANDS_KUBERNETES_PENDING_SECONDS.",
+                remedy="Free resources on its machine, check the image and the secrets of its registry, or raise "
+                "DECKHANDS_KUBERNETES_PENDING_SECONDS.",
             )
-        pause(POLL_SECONDS)
-
-
-def _wait_until_taken(api: Api, pod: Manifest, entrance: Path) -> None:
-    """Wait until the tool worker has closed the entrance, because the host took its descriptors or was given up."""
-    while entrance.exists():
-        _check(api, pod)
         pause(POLL_SECONDS)
 
 

@@ -22,16 +22,19 @@ from urllib.parse import quote
 import httpx
 import yaml
 
+from broker.runtime import SYSTEM_CLOCK
 from tool_worker.errors import SandboxUnavailable
 from tool_worker.sandbox.containers import ClusterAccess
 
 Manifest = dict[str, Any]
 
 LIMIT_SECONDS = 30.0
-ATTEMPTS = 4
-PAUSE_SECONDS = 0.5
+PATIENCE_SECONDS = 30.0
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
 PAGE_SIZE = 200
 MAX_TEXT_CHARS = 500
+MAX_NUMBER_CHARS = 6
 BUSY = (429, 500, 502, 503, 504)
 
 
@@ -52,11 +55,15 @@ class ApiRefusal(SandboxUnavailable):
 class Api:
     """A client of one namespace; for one thread.
 
+    Attributes:
+        patience_seconds: how long a request is repeated while the API server is busy or away.
+
     Raises:
         SandboxUnavailable: there is no usable configuration.
     """
 
-    def __init__(self, access: ClusterAccess) -> None:
+    def __init__(self, access: ClusterAccess, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.patience_seconds = patience_seconds
         found = _read_config(Path(access.config)) if access.config else _read_account(access)
         self.server, self.namespace, self.tls, self._token_file, self._token = found
         self._client = httpx.Client(
@@ -131,24 +138,21 @@ class Api:
     def _ask(
         self, verb: str, path: str, *, body: Manifest | None = None, params: Mapping[str, Any] | None = None
     ) -> Manifest:
-        for left in reversed(range(ATTEMPTS)):
+        ends = SYSTEM_CLOCK.monotonic() + self.patience_seconds
+        waits = FIRST_PAUSE_SECONDS
+        while True:
             try:
                 answer = self._client.request(verb, path, json=body, params=params, headers=self.headers)
-                answered = answer.json()
-            except (httpx.TransportError, ValueError) as error:
-                if left:
-                    pause(PAUSE_SECONDS)
-                    continue
-                raise SandboxUnavailable(
-                    f"The API server {self.server} does not answer: {to_plain(str(error) or type(error).__name__)}"
-                ) from error
-            if answer.status_code in BUSY and left:
-                pause(PAUSE_SECONDS)
-                continue
-            if not answer.is_success or not isinstance(answered, dict):
-                raise _make_refusal(answer.status_code, answered)
-            return answered
-        raise AssertionError
+                if answer.status_code not in BUSY or SYSTEM_CLOCK.monotonic() + waits > ends:
+                    return _read_answer(answer)
+                waits = max(waits, _read_retry_after(answer))
+            except httpx.TransportError as error:
+                if SYSTEM_CLOCK.monotonic() + waits > ends:
+                    raise SandboxUnavailable(
+                        f"The API server {self.server} does not answer: {to_plain(str(error) or type(error).__name__)}"
+                    ) from error
+            pause(min(waits, max(0.0, ends - SYSTEM_CLOCK.monotonic())))
+            waits = min(2 * waits, LONGEST_PAUSE_SECONDS)
 
 
 def pause(seconds: float) -> None:
@@ -161,6 +165,22 @@ def to_plain(text: object) -> str:
     words = " ".join(str(text).split())
     plain = "".join(character if character.isprintable() else "?" for character in words)
     return plain if len(plain) <= MAX_TEXT_CHARS else f"{plain[:MAX_TEXT_CHARS]}…"
+
+
+def _read_answer(answer: httpx.Response) -> Manifest:
+    try:
+        answered = answer.json()
+    except ValueError:
+        answered = None
+    if not answer.is_success or not isinstance(answered, dict):
+        raise _make_refusal(answer.status_code, answered)
+    return answered
+
+
+def _read_retry_after(answer: httpx.Response) -> float:
+    """Return for how many seconds the API server asks us to wait; 0 if it does not."""
+    text = answer.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() and len(text) < MAX_NUMBER_CHARS else 0.0
 
 
 def _make_refusal(status: int, answered: object) -> ApiRefusal:

@@ -14,9 +14,9 @@ Holds:
       of this.
     - Its label `deckhands/network` is `none` unless the conversation was given the network; network policies of the
       cluster act on it. The self-test tries to reach the API server from such a pod.
-    - Its name is derived from its host, so that a host has one pod. Labels name its node and its conversation. Through
-      them it is found, and removed when its host is gone. It belongs to the owner of the tool worker's pod, and
-      Kubernetes removes it with that.
+    - Its name is derived from the volume and its host, so that a host has one pod. Labels name its node and its
+      conversation. Through them it is found, and removed when its host is gone. It belongs to the owner of the tool
+      worker's pod, and Kubernetes removes it with that.
 Does not: bound the number of processes, which is a setting of the kubelet (`podPidsLimit`). Does not protect against
 users who can create or change pods in its namespace.
 """
@@ -75,6 +75,8 @@ POLL_SECONDS = 0.2
 HANDOVER_SECONDS = 60.0
 REQUESTS = {"cpu": "10m", "memory": "64Mi"}
 MAX_LABEL_CHARS = 63
+MAX_CLAIM_CHARS = 100
+"""In a pod's name, which the kubelet puts into names of files together with the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ class KubernetesSandbox:
     def kill_stragglers(self, host_id: str) -> None:
         """See `Sandbox.kill_stragglers`."""
         with self._open_api() as api:
-            if pod := api.get_pod(make_pod_name(host_id)):
+            if pod := api.get_pod(make_pod_name(self._own_pod().claim, host_id)):
                 remove_pods(api, [pod])
 
     def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
@@ -224,9 +226,9 @@ class KubernetesSandbox:
 
     def _open_api(self) -> Api:
         # Late: the clients of HTTP take as long to import as the rest of a worker's sandboxes.
-        from tool_worker.sandbox.kubernetes.api import Api
+        from tool_worker.sandbox.kubernetes.api import PATIENCE_SECONDS, Api
 
-        return Api(self._settings.access)
+        return Api(self._settings.access, min(PATIENCE_SECONDS, self._settings.pending_seconds))
 
     def _own_pod(self) -> OwnPod:
         if self._found is None:
@@ -260,11 +262,13 @@ class KubernetesSandbox:
         if conversation:
             labels[f"{LABEL}/root"] = _hash(own.claim, enclosure.labels.get("root", ""))
             labels[f"{LABEL}/conversation"] = conversation[:MAX_LABEL_CHARS].strip("-_.")
+        else:
+            labels[f"{LABEL}/locks"] = _hash(own.claim, str(self._files / "pods"))
         return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
-                "name": make_pod_name(host_id or secrets.token_hex(16)),
+                "name": make_pod_name(own.claim, host_id or secrets.token_hex(16)),
                 "labels": labels,
                 "annotations": {f"{LABEL}/conversation": conversation, f"{LABEL}/workspace": str(enclosure.workspace)},
                 "ownerReferences": own.owners,
@@ -377,9 +381,12 @@ class KubernetesSandbox:
         return target
 
 
-def make_pod_name(host_id: str) -> str:
-    """Return the name of a host's pod."""
-    return NAME_PREFIX + host_id[:32].lower()
+def make_pod_name(claim: str, host_id: str) -> str:
+    """Return the name of a host's pod.
+
+    It contains the claim, by which the admission policy of the chart knows whose pod it is.
+    """
+    return f"{NAME_PREFIX}{claim.replace('.', '-')[:MAX_CLAIM_CHARS]}-{host_id[:32].lower()}"
 
 
 def merge(template: Manifest, ours: Manifest) -> Manifest:
@@ -407,19 +414,26 @@ def read_template(path: Path) -> Manifest:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text()) or {}
-        spec = found.get("spec") or {}
+        found = yaml.safe_load(path.read_text())
+        found = {} if found is None else found
+        metadata, spec = found.get("metadata") or {}, found.get("spec") or {}
+        if not isinstance(metadata, dict) or not isinstance(spec, dict):
+            raise AttributeError  # noqa: TRY004, TRY301  (as for the file itself)
         containers = spec.get("containers") or []
-        unknown = {*found} - {"apiVersion", "kind", "metadata", "spec", "template"}
-        if set(spec) & {"initContainers", "ephemeralContainers", "volumes", "nodeName"} or unknown:
+        unknown = {*found} - {"apiVersion", "kind", "metadata", "spec"}
+        if "template" in unknown:
+            problem = "only `metadata` and `spec` at the top: move them out of `template`"
+        elif set(spec) & {"initContainers", "ephemeralContainers", "volumes", "nodeName"} or unknown:
             problem = "only `metadata` and `spec`, without volumes, nodeName and further containers"
         elif len(containers) > 1 or any(each.get("name") != CONTAINER for each in containers):
             problem = f"one container, named {CONTAINER}"
         elif any(set(each) - {"name", "resources", "imagePullPolicy"} for each in containers):
             problem = "only `resources` and `imagePullPolicy` of the container"
         else:
-            return {"metadata": found.get("metadata") or {}, "spec": spec}
-    except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
+            return {"metadata": metadata, "spec": spec}
+    except AttributeError:
+        problem = "only mappings: the file itself, its `metadata`, its `spec` and the container"
+    except (OSError, yaml.YAMLError, TypeError) as error:
         raise SandboxUnavailable(f"DECKHANDS_KUBERNETES_TEMPLATE: {path} cannot be read: {error}") from error
     raise SandboxUnavailable(f"DECKHANDS_KUBERNETES_TEMPLATE: {path} may have {problem}")
 
@@ -445,12 +459,15 @@ def remove_pods(api: Api, pods: Sequence[Manifest]) -> None:
 
 
 def sweep(api: Api, claim: str, locks: Path) -> None:
-    """Request the removal of pods of a volume that have ended, or whose program is no longer served."""
+    """Request the removal of pods of a volume that have ended, or whose program is no longer served.
+
+    Programs whose locks are in another directory are left alone.
+    """
     for pod in api.list_pods({f"{LABEL}/claim": _hash(claim)}):
         name = pod["metadata"]["name"]
         has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-        is_of_program = f"{LABEL}/root" not in pod["metadata"].get("labels", {})
-        if has_ended or (is_of_program and is_abandoned(locks / name)):
+        is_ours = pod["metadata"].get("labels", {}).get(f"{LABEL}/locks") == _hash(claim, str(locks))
+        if has_ended or (is_ours and is_abandoned(locks / name)):
             api.delete_pod(name, pod["metadata"]["uid"])
             (locks / name).unlink(missing_ok=True)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -273,8 +274,10 @@ def start_and_hand_over(
         limit_seconds: How long the host may take to connect.
 
     Raises:
-        OSError: The host did not connect.
+        OSError: The host did not connect. The command has ended.
     """
+    if not entrance.parent.is_dir():
+        entrance.parent.unlink(missing_ok=True)  # a socket was there before it had a directory
     entrance.parent.mkdir(exist_ok=True)
     entrance.parent.chmod(ENTRANCE_MODE)  # whatever our mask is
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -294,10 +297,27 @@ def start_and_hand_over(
                 ],
                 setsid=True,
             )
-            _hand_over(listener, sources, pid, limit_seconds)
+            with _open_pidfd(pid) as starter:
+                assert starter is not None
+                try:
+                    _hand_over(listener, sources, pid, limit_seconds)
+                except BaseException:
+                    _end_starter(starter)  # before the entrance is gone, by which it knows that the host has started
+                    raise
         finally:
             entrance.unlink(missing_ok=True)
     return pid
+
+
+def _end_starter(starter: int) -> None:
+    """End and reap a command by its pidfd, so that it starts no host later. It may first remove what it has started."""
+    ended = select.poll()
+    ended.register(starter, select.POLLIN)
+    with suppress(ProcessLookupError, ChildProcessError):  # it has ended, and was reaped
+        signal.pidfd_send_signal(starter, signal.SIGTERM)
+        if not ended.poll(END_GRACE_SECONDS * 1000):
+            signal.pidfd_send_signal(starter, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, starter, os.WEXITED)
 
 
 def _hand_over(listener: socket.socket, sources: Mapping[int, int], pid: int, limit_seconds: float) -> None:

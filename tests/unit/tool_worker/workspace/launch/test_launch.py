@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from broker.runtime.errors import UsageError
 from tool_worker.host.sessions.programs import PROGRAMS, SessionProgramSpec
 from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.launch.host_launch import _open_pidfd, wait_until_dead
+from tool_worker.workspace.launch.host_launch import _open_pidfd, start_and_hand_over, wait_until_dead
 from tool_worker.workspace.launch.session_programs import find_session_programs
 
 
@@ -98,3 +100,25 @@ async def test_host_is_dead_when_its_last_process_releases_the_lock(tmp_path: Pa
         for process in (main, outer):
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("command", ["exec sleep 1000", "trap '' TERM; exec sleep 1000"])
+def test_command_that_starts_no_host_is_ended(tmp_path: Path, command: str) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    entrance = tmp_path / "entrance" / "socket"
+    with (tmp_path / "log").open("wb") as log, pytest.raises(TimeoutError):
+        start_and_hand_over(["/bin/sh", "-c", command], entrance, {}, log.fileno(), 0.2)
+    assert {child.pid for child in psutil.Process().children()} <= before
+    assert not entrance.exists()
+
+
+def test_file_in_the_place_of_the_entrance_is_replaced(tmp_path: Path) -> None:
+    entrance = tmp_path / "entrance" / "socket"
+    with socket.socket(socket.AF_UNIX) as earlier:
+        earlier.bind(str(entrance.parent))
+    receiver = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1); s.send(b'.')"
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-c", receiver, str(entrance)]
+        pid = start_and_hand_over(command, entrance, {0: log.fileno()}, log.fileno())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert entrance.parent.is_dir()
