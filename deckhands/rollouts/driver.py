@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,7 +82,7 @@ ROWS, RESULTS = "prompts.jsonl", "results.jsonl"
 DESIRED = {RUNNING: "running", PAUSED: "paused", ABORTED: "cancelled"}
 """The desired state of the run's evaluation."""
 MAX_DELEGATES = 256
-"""Of one trajectory."""
+"""How many conversations of delegates are read for one trajectory."""
 USABLE = frozenset({"resolved", "unresolved", "refused", "limit"})
 CUT, DELIVERED, STALE, TOO_SMALL = "cut", "delivered", "stale", "too_small"
 
@@ -435,14 +436,18 @@ class RolloutDriver:
     async def _read_replies(self, conversation_id: str) -> dict[str, Any]:
         """Return the counts of a trajectory, and its delegates with tokens. They belong to the same episode."""
         own = await self._read_tokens(conversation_id)
-        tokens, delegates, left = list(own[0]), list[str](), list(own[1])
-        while left and len(delegates) < MAX_DELEGATES:
-            delegate_id = left.pop(0)
+        tokens, delegates, left = list(own[0]), list[str](), deque(own[1])
+        for _ in range(MAX_DELEGATES):
+            if not left:
+                break
+            delegate_id = left.popleft()
             found, further = await self._read_tokens(delegate_id)
             left += further
             if found:
                 tokens += found
                 delegates.append(delegate_id)
+        if left:
+            await self.record.add_event("delegates_cut", conversation=conversation_id, unread=len(left))
         oldest = [one.min_version for one in tokens if one.min_version is not None]
         newest = [one.max_version for one in tokens if one.max_version is not None]
         return {
@@ -451,6 +456,7 @@ class RolloutDriver:
             "max_version": max(newest, default=None),
             "segments": sum(one.start == 0 for one in own[0]),
             "delegates": delegates,
+            "unread_delegates": len(left),
         }
 
     async def _read_tokens(self, conversation_id: str) -> tuple[list[RecordedTokens], list[str]]:
