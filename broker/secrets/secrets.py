@@ -95,7 +95,6 @@ class _CachedSecrets:
         encrypted: each value with the conversation that it belongs to.
         values: the values themselves.
         is_borrowing: it shares the secrets of another conversation.
-        has_endpoint: it, or one whose secrets it shares, has its own endpoint.
         connects: the store's connection count at that lookup. The store can lose values only between two connections.
     """
 
@@ -104,7 +103,6 @@ class _CachedSecrets:
     values: frozenset[str] = field(default=frozenset(), repr=False)
     masker: Masker = field(default_factory=Masker)
     is_borrowing: bool = False
-    has_endpoint: bool = False
     connects: int = 0
 
 
@@ -262,13 +260,10 @@ class Secrets:
                 await self._hide(conversation_id, owner_id, name, found[name])
         return found
 
-    def has_endpoint(self, conversation_id: str) -> bool:
-        """Return whether a conversation is known to have its own endpoint, without a lookup."""
-        known = self._cache.get(conversation_id)
-        return known is not None and known.has_endpoint
-
     async def find_endpoint(self, conversation_id: str) -> OwnEndpoint | None:
         """Return the endpoint that a conversation, or the one whose secrets it shares, has for its model calls.
+
+        It is always looked up.
 
         Raises:
             SecretsLocked: there are secrets, but no key here decrypts them.
@@ -394,7 +389,6 @@ class Secrets:
         known.looked_up = read_at
         known.connects = self._store.connection.connects
         known.is_borrowing = bool(kept[0].lender_id)
-        known.has_endpoint = any(ENDPOINT_URL in each.current for each in kept)
         self._cache[conversation_id] = known
         while len(self._cache) > self._remembered:
             self._cache.popitem(last=False)

@@ -41,6 +41,7 @@ from controller_worker.model import (
     count_prompt,
     describe_content,
     describe_result,
+    find_own_endpoint,
     make_missing_client,
     make_question,
     note_waiting,
@@ -150,6 +151,7 @@ class CallInFlight:
                 is_watched=is_watched,
                 before_waiting=before_waiting,
                 make=self._start_task,
+                secrets=self._services.log.secrets,
                 traceparent=traceparent,
             )
         )
@@ -241,9 +243,6 @@ class CallInFlight:
         is_empty = state.calls.attempt > 0 and state.lifecycle.error_code == NoResponseError.code
         if is_empty and config is not None and not config.temperature:
             question = replace(question, request=replace(question.request, temperature=WARM_TEMPERATURE))
-        endpoint, secrets, cid = None, services.log.secrets, state.setup.conversation_id
-        if secrets is not None and config is not None and (config.own_endpoints or secrets.has_endpoint(cid)):
-            endpoint = await secrets.find_endpoint(cid)
         batched = self.permit.make_batched_call(state, wanted, question.llm, config, question.request)
         if batched is not None:
             question = replace(question, request=replace(question.request, carry=batched.carry))
@@ -257,7 +256,7 @@ class CallInFlight:
                 attempt=wanted.attempt,
                 clock=services.store.clock,
                 permit=self.permit,
-                endpoint=endpoint,
+                endpoint=call.endpoint,
                 admit=partial(services.hooks.admit, state, request.service),
             )
         if batched is not None:
@@ -266,19 +265,23 @@ class CallInFlight:
         if isinstance(result, Completion) and result.tokens is not None:
             content = await asyncio.to_thread(result.tokens.record.to_bytes)
             recorded = await services.log.blobs.add(request.conversation_id, content)
-        return ModelAnswer(wanted, question, result, self._estimate(state, question, result), recorded=recorded)
+        return ModelAnswer(wanted, question, result, self._estimate(call, question, result), recorded=recorded)
 
     def _estimate(
-        self, state: State, question: Question, result: Completion | ModelCallFailed | ModelCallDeferred
+        self, call: PendingCall, question: Question, result: Completion | ModelCallFailed | ModelCallDeferred
     ) -> int | None:
-        """Return the estimated tokens of the prompt, and correct later estimates with the actual count."""
+        """Return the estimated tokens of the prompt, and correct later estimates with the actual count.
+
+        The count of a conversation's own endpoint may be false, and corrects those of this conversation alone.
+        """
         if not isinstance(result, Completion):
             return None
-        if state.usage.max_budget_usd is None and not self.permit.counts_tokens:
+        if call.state.usage.max_budget_usd is None and not self.permit.counts_tokens:
             return None
         permits = self._services.permits
         estimated = estimate_prompt_tokens(question.request, permits.tokens)
-        permits.learn_prompt(result.asked, estimated_tokens=estimated, prompt_tokens=result.usage.prompt_tokens)
+        if call.endpoint is None:
+            permits.learn_prompt(result.asked, estimated_tokens=estimated, prompt_tokens=result.usage.prompt_tokens)
         return estimated
 
 
@@ -294,6 +297,8 @@ START_CHAIN = make_chain(
         make_missing_client,
         # Before all steps that depend on the model and on the size of the prompt.
         make_question,
+        # Before the permit: a call elsewhere uses no quota.
+        find_own_endpoint,
         # Before the budget: its estimate is based on the size of the prompt.
         count_prompt,
         # Before the permit: a call that the budget refuses takes no place in the queue of a quota.

@@ -10,7 +10,8 @@ from .steps.call_task import CallTask as CallTask, Started as Started
 from .steps.own_budget import check_own_budget as check_own_budget
 from .steps.pending_call import PendingCall as PendingCall, StartOutcome as StartOutcome
 from .steps.prompt_count import count_prompt as count_prompt
-from .steps.start_steps import acquire_permit as acquire_permit, make_missing_client as make_missing_client
+from .steps.start_steps import acquire_permit as acquire_permit, find_own_endpoint as find_own_endpoint
+from .steps.start_steps import make_missing_client as make_missing_client
 from .steps.start_steps import make_question as make_question, note_waiting as note_waiting
 from .steps.start_steps import require_client as require_client, wait_for_batch as wait_for_batch
 from .streaming import stream_reply as stream_reply

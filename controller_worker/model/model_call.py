@@ -42,6 +42,7 @@ from controller_worker.providers import (
     HookVeto,
     InternalServerError,
     LLMConfig,
+    LLMConfigError,
     ModelError,
     ModelRequest,
     RateLimitError,
@@ -190,6 +191,10 @@ async def _ask_alternatives(
             await models.get_client(spec)  # a router must exist before it can choose
             other = await models.route(spec, request, permit.tenant)
             config = models.find_settings(other)
+            if each.fallback is not None and config is not None and config.own_endpoints:
+                raise LLMConfigError(
+                    f"The fallback {name!r} is an entry with own_endpoints.", remedy="Name another fallback."
+                )
             if admit is not None and config is not None:
                 await admit(config.model)
             if config is not None and not await permit.try_alternative(config, request):

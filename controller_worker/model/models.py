@@ -23,7 +23,7 @@ from broker.limits import QuotaKey, QuotaTable
 from broker.runtime import Clock, UsageError
 from broker.secrets import OwnEndpoint
 from controller_worker.memory import MAX_MESSAGE_CHARS
-from controller_worker.model.registry import accepts_images, create_llm
+from controller_worker.model.registry import accepts_images, check_own_endpoints, create_llm
 from controller_worker.model.router import RouterLLM, make_router
 from controller_worker.providers import (
     LLM,
@@ -359,6 +359,11 @@ class Models:
         if config.router is None:
             return create_llm(config, self._clock)
         choices = {name: self._profiles.load_profile(name) for name in sorted(config.router.profiles)}
+        for name, choice in choices.items():
+            if choice.own_endpoints:
+                raise LLMConfigError(
+                    f"The router chooses {name!r}, an entry with own_endpoints.", remedy="Let conversations name it."
+                )
         router = make_router(config.router, choices)
         models = {name: create_llm(of, self._clock) for name, of in ({PRIMARY: config} | choices).items()}
         is_own = config.router.kind == "class"
@@ -377,4 +382,7 @@ class Models:
             max_output_tokens=spec.max_output_tokens,
             caching_prompt=spec.caching_prompt,
         )
+        if spec.model == SILENT_MODEL:
+            config = config.model_copy(update={"own_endpoints": ()})
+        check_own_endpoints(config, name or config.model)
         return config.model_copy(update={"router": None}) if is_routed else config

@@ -102,6 +102,22 @@ def check_batches(config: LLMConfig) -> None:
         )
 
 
+def check_own_endpoints(config: LLMConfig, name: str) -> None:
+    """Reject an entry whose client may send the operator's keys and headers to a conversation's own endpoint.
+
+    Args:
+        name: the name of the entry.
+
+    Raises:
+        LLMConfigError: it is for another backend than `openai`, which reads keys and headers elsewhere, too.
+    """
+    if config.own_endpoints and (backend := find_backend(config)) != "openai":
+        raise LLMConfigError(
+            f"The entry {name!r} has own_endpoints, and its backend is {backend!r}.",
+            remedy="Own endpoints are for the backend openai with a base_url. Remove own_endpoints from this entry.",
+        )
+
+
 def _add_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
     if config.rollout_api == "completions" and config.native_tool_calling:
         raise LLMConfigError(

@@ -54,6 +54,12 @@ ENTRY_FIELDS = frozenset(
 )
 """Request fields that set the destination and the key; the settings have fields of their own for these."""
 OPENAI_HOST = "api.openai.com"
+ADDRESS_BOUND_FIELDS: Mapping[str, Any] = {
+    **dict.fromkeys(("api_key", "aws_access_key_id", "aws_secret_access_key", "completion_kwargs")),
+    "own_endpoints": (),
+}
+"""Fields bound to one address, with their values at another one: keys, additional request fields and headers, which may
+contain keys, and the addresses that conversations may name in its place."""
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """Prevents litellm from fetching prices and from reading a `.env` file in the current directory."""
@@ -75,6 +81,7 @@ _MADE_OF = "_API_BASE"
 _NAMES_A_SECRET = re.compile(r"key|token|secret|passw|auth|cred|cookie|session|signature", re.IGNORECASE)
 
 _ENDPOINT = re.compile(r"https?://(\*\.)?[a-z0-9_.-]+(:(\d{1,5}|\*))?", re.ASCII)
+_HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _HEADERS_IN_USE = frozenset({
     *("accept", "authorization", "connection", "content-encoding", "content-length", "content-type", "cookie", "host"),
@@ -153,7 +160,8 @@ class LLMConfig(BaseModel):
         session_header: the header with the conversation's id, by which a router in front of several engines finds the
             one that has the prefix in its cache; None: no header. With the backend `openai` only.
         own_endpoints: the addresses that a conversation may name as its own endpoint, by its secrets. `*` stands for a
-            port, or for the first parts of a host.
+            port, or for the first parts of a host. With the backend `openai` only, and without `batch`, `count_tokens`
+            and `router`.
         context_management: the parts of a long prompt that Claude's provider drops or summarizes; None disables it.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
         output_cost_per_token: USD, together with `input_cost_per_token`.
@@ -281,7 +289,8 @@ class LLMConfig(BaseModel):
     def with_endpoint(self, url: str, key: str) -> Self:
         """Return the settings of a conversation that has its own endpoint.
 
-        The key, the further headers and the cache of this entry belong to its own address, and stay out.
+        The keys, the further request fields and headers, and the cache of this entry belong to its own address, and
+        stay out.
 
         Raises:
             LLMConfigError: the operator's table does not list the address.
@@ -291,9 +300,8 @@ class LLMConfig(BaseModel):
                 f"The endpoint of the conversation is not among the own_endpoints of the model {self.model!r}.",
                 remedy="The operator of the controller workers lists addresses there.",
             )
-        further = {name: value for name, value in (self.completion_kwargs or {}).items() if name != "extra_headers"}
-        own = {"base_url": url, "api_key": SecretStr(key) if key else None, "completion_kwargs": further or None}
-        return self.model_copy(update={**own, "cache_dir": None, "router": None, "batch": None, "fallbacks": ()})
+        own = {**ADDRESS_BOUND_FIELDS, "base_url": url, "api_key": SecretStr(key) if key else None}
+        return self.model_copy(update={**own, "cache_dir": None, "fallbacks": ()})
 
     @field_validator("tenants", mode="before")
     @classmethod
@@ -361,6 +369,13 @@ class LLMConfig(BaseModel):
     def _batches_have_one_model(self) -> Self:
         if self.batch is not None and self.router is not None:
             raise ValueError("a profile with a router cannot be batched; set batch in the profiles that it chooses")
+        return self
+
+    @model_validator(mode="after")
+    def _own_endpoints_have_no_other_calls(self) -> Self:
+        for name in ("batch", "count_tokens", "router") if self.own_endpoints else ():
+            if getattr(self, name):  # such calls go to the entry's own address
+                raise ValueError(f"an entry with own_endpoints cannot have {name}; write two entries")
         return self
 
     @model_validator(mode="after")
@@ -488,12 +503,14 @@ def _matches_endpoint(pattern: str, url: str) -> bool:
     """Return whether an address has the scheme, the host and the port of a pattern."""
     try:
         wanted, found = pattern.partition("://"), urlsplit(url)
-        port = found.port or (443 if found.scheme == "https" else 80)
+        port = found.port if found.port is not None else (443 if found.scheme == "https" else 80)
     except ValueError:
         return False
     host, _, allowed = wanted[2].partition(":")
     allowed = allowed or ("443" if wanted[0] == "https" else "80")
     name = found.hostname or ""
+    if re.search(r"[\x00-\x20\x7f]", url) or not _HOST.fullmatch(name) or not port:
+        return False  # parsers of addresses disagree about these
     is_host = name.endswith(host[1:]) if host.startswith("*.") else name == host
     return found.scheme == wanted[0] and is_host and allowed in ("*", str(port)) and "@" not in found.netloc
 

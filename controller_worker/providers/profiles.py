@@ -39,6 +39,7 @@ from typing import Any, Self
 from broker.contract import PATTERN_END, SCRIPT_PREFIXES, ModelTable, OfferedModel, not_offered_error
 from broker.runtime import UsageError
 from controller_worker.providers.config import (
+    ADDRESS_BOUND_FIELDS,
     CONFIG_FILE_VARIABLE,
     ENV_FALLBACK_FIELDS,
     ENV_FALLBACK_PREFIX,
@@ -49,8 +50,6 @@ from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.model_table import find_provider, has_price
 
 SECTION = "llm"
-ADDRESS_BOUND_FIELDS = ("api_key", "aws_access_key_id", "aws_secret_access_key", "completion_kwargs")
-"""Fields bound to one address: keys, and additional request fields and headers, which may contain keys."""
 ADDRESS_FIELDS = ("model", "base_url", "custom_llm_provider", "ollama_base_url")
 OWN_ADDRESS_PROVIDERS = frozenset({"anthropic", "openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio"})
 """Providers called at `base_url`, if set, with the model's name in the body only."""
@@ -241,9 +240,10 @@ class Profiles:
         if not model:
             return base.model_copy(update={"scripts_dir": None})  # the operator named it
         if model.startswith(SCRIPT_PREFIXES):
+            base = base.model_copy(update={"own_endpoints": ()})
             return base.model_copy(update={"scripts_dir": None}) if self.is_open else base
         if own and find_address(base.model_copy(update={"model": own})) != find_address(base):
-            return base.model_copy(update=dict.fromkeys(ADDRESS_BOUND_FIELDS))
+            return base.model_copy(update=ADDRESS_BOUND_FIELDS)
         return base
 
     def load_profile(self, name: str) -> LLMConfig:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,7 +82,7 @@ ROWS, RESULTS = "prompts.jsonl", "results.jsonl"
 DESIRED = {RUNNING: "running", PAUSED: "paused", ABORTED: "cancelled"}
 """The desired state of the run's evaluation."""
 MAX_DELEGATES = 256
-"""Of one trajectory."""
+"""How many conversations of delegates are read for one trajectory."""
 USABLE = frozenset({"resolved", "unresolved", "refused", "limit"})
 CUT, DELIVERED, STALE, TOO_SMALL = "cut", "delivered", "stale", "too_small"
 
@@ -427,43 +428,12 @@ class RolloutDriver:
             if not is_kept or not row.conversation_id:
                 continue
             if row.conversation_id not in self._replies:
-                self._replies[row.conversation_id] = await self._read_replies(row.conversation_id)
+                replies = self._replies[row.conversation_id] = await read_replies(self.client, row.conversation_id)
+                if unread := replies["unread_delegates"]:
+                    await self.record.add_event("delegates_cut", conversation=row.conversation_id, unread=unread)
             if self._replies[row.conversation_id]["sampled"]:
                 found.append(row)
         return found
-
-    async def _read_replies(self, conversation_id: str) -> dict[str, Any]:
-        """Return the counts of a trajectory, and its delegates with tokens. They belong to the same episode."""
-        own = await self._read_tokens(conversation_id)
-        tokens, delegates, left = list(own[0]), list[str](), list(own[1])
-        while left and len(delegates) < MAX_DELEGATES:
-            delegate_id = left.pop(0)
-            found, further = await self._read_tokens(delegate_id)
-            left += further
-            if found:
-                tokens += found
-                delegates.append(delegate_id)
-        oldest = [one.min_version for one in tokens if one.min_version is not None]
-        newest = [one.max_version for one in tokens if one.max_version is not None]
-        return {
-            "sampled": sum(one.sampled for one in own[0]),
-            "min_version": min(oldest, default=None),
-            "max_version": max(newest, default=None),
-            "segments": sum(one.start == 0 for one in own[0]),
-            "delegates": delegates,
-        }
-
-    async def _read_tokens(self, conversation_id: str) -> tuple[list[RecordedTokens], list[str]]:
-        """Return the token counts of a conversation's replies, and the ids of its delegates."""
-        try:
-            events = await self.client.events(conversation_id, is_lenient=True)
-        except (UnknownConversation, CorruptEntry):
-            events = []
-        tokens = [one.tokens for one in events if isinstance(one, ModelReply) and one.tokens is not None]
-        delegates = [
-            make_delegate_id(conversation_id, one.id) for one in events if isinstance(one, AgentDelegateAction)
-        ]
-        return tokens, delegates
 
     def _describe(self, row: AttemptRow) -> dict[str, Any]:
         instance = self._by_instance[row.instance].instance
@@ -481,6 +451,42 @@ class RolloutDriver:
             "is_partial": row.outcome == "limit",
             **self._replies[row.conversation_id],
         }
+
+
+async def read_replies(client: Client, conversation_id: str) -> dict[str, Any]:
+    """Return the counts of a trajectory, and its delegates with tokens. They belong to the same episode."""
+    own = await _read_tokens(client, conversation_id)
+    tokens, delegates, left = list(own[0]), list[str](), deque(own[1])
+    reads = 0
+    while left and reads < MAX_DELEGATES:
+        reads += 1
+        delegate_id = left.popleft()
+        found, further = await _read_tokens(client, delegate_id)
+        left += further
+        if found:
+            tokens += found
+            delegates.append(delegate_id)
+    oldest = [one.min_version for one in tokens if one.min_version is not None]
+    newest = [one.max_version for one in tokens if one.max_version is not None]
+    return {
+        "sampled": sum(one.sampled for one in own[0]),
+        "min_version": min(oldest, default=None),
+        "max_version": max(newest, default=None),
+        "segments": sum(one.start == 0 for one in own[0]),
+        "delegates": delegates,
+        "unread_delegates": len(left),
+    }
+
+
+async def _read_tokens(client: Client, conversation_id: str) -> tuple[list[RecordedTokens], list[str]]:
+    """Return the token counts of a conversation's replies, and the ids of its delegates."""
+    try:
+        events = await client.events(conversation_id, is_lenient=True)
+    except (UnknownConversation, CorruptEntry):
+        events = []
+    tokens = [one.tokens for one in events if isinstance(one, ModelReply) and one.tokens is not None]
+    delegates = [make_delegate_id(conversation_id, one.id) for one in events if isinstance(one, AgentDelegateAction)]
+    return tokens, delegates
 
 
 def compute_reward(row: AttemptRow, spec: RolloutSpec, *, has_check: bool) -> tuple[float, dict[str, float]]:

@@ -81,7 +81,7 @@ async def iterate_rows(
             continue
         for about in group["trajectories"]:
             own = about["conversation_id"]
-            for conversation_id in (own, *about["delegates"]):
+            for conversation_id in (own, *about.get("delegates", ())):
                 try:
                     trajectory = await client.trajectory(conversation_id)
                 except (CorruptEntry, UnknownConversation):

@@ -10,9 +10,9 @@ Kept for a month.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from deckhands.rollouts.spec import RolloutSpec
 KEPT_SECONDS = 30 * 86_400
 LEASE_MILLISECONDS = 10_000
 PAGE = 500
+MAX_SCANNED = 10_000
+"""How many runs, of all tenants, one page of a list looks at."""
 CONSUMERS = "trainer"
 """The group of consumers whose acknowledgements bound how many groups start."""
 MAX_VERSION = (1 << 31) - 1
@@ -33,6 +35,10 @@ SERVED_PREFIX = "h-"
 """The names of runs that servers started. Their users of the store may write the specifications of such runs alone."""
 RUNNING, PAUSED, ABORTED, OVER = "running", "paused", "aborted", "over"
 ENDED = frozenset({ABORTED, OVER})
+
+Labels = tuple[str, str]
+"""The tenant and the model of a run."""
+_MILLISECONDS = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class _Trajectory(BaseModel):
     min_version: int | None
     max_version: int | None
     delegates: list[str] = []
+    unread_delegates: int = 0
 
     @field_validator("conversation_id")
     @classmethod
@@ -181,13 +188,7 @@ class RunRecord:
         state, score, is_driven = await self._store.call_many(
             [("GET", self._state_key), ("ZSCORE", self._version_key, POLICY), ("EXISTS", self._lease_key)]
         )
-        named = (state or b"").decode(errors="replace")
-        version = float(score or 0)
-        return RunState(
-            named if named in (RUNNING, PAUSED, *ENDED) else RUNNING,
-            int(version) if 0 <= version <= MAX_VERSION else 0,
-            bool(is_driven),
-        )
+        return _parse_state(state, score, is_driven)
 
     async def describe(self) -> dict[str, Any]:
         """Return the name, tenant, model and state, and the counts of groups. Its cost is independent of its groups.
@@ -195,16 +196,20 @@ class RunRecord:
         Raises:
             UsageError: there is no such run.
         """
+        (about,) = await _describe_all(self._store, {self.name: await self._load_labels()})
+        return about
+
+    async def _load_labels(self) -> Labels:
+        """Return the tenant and the model.
+
+        Raises:
+            UsageError: there is no such run.
+        """
         tenant, model = await self._store.call("HMGET", self._hash, "tenant", "model")
-        if tenant is None or model is None:
-            await self.load_spec()  # raises the error
-        about = {"name": self.name, "tenant": (tenant or b"").decode(), "model": (model or b"").decode()}
-        state = await self.load_state()
-        groups = await self._store.call("XLEN", self._groups_key)
-        last = await self._store.call("XREVRANGE", self._groups_key, "+", "-", "COUNT", 1) if groups else []
-        waiting = await self._count_waiting(CONSUMERS, int(last[0][0].partition(b"-")[0])) if last else 0
-        about |= {"state": state.state, "version": state.version, "is_driven": state.is_driven}
-        return {**about, "groups": int(groups), "waiting": waiting}
+        if tenant is None or model is None:  # it was recorded before these fields were
+            spec = await self.load_spec()
+            return spec.tenant, spec.model
+        return tenant.decode(errors="replace"), model.decode(errors="replace")
 
     async def list_last_events(self, limit: int) -> list[dict[str, Any]]:
         """Return the last events, in order."""
@@ -318,17 +323,10 @@ class RunRecord:
 
     async def count_waiting(self, consumers: str) -> int:
         """Return how many groups are delivered and not acknowledged by a group of consumers."""
-        return await self._count_waiting(consumers, self._last_group)
-
-    async def _count_waiting(self, consumers: str, last_group: int) -> int:
-        if not last_group:
+        if not self._last_group:
             return 0
-        for row in await self._store.call("XINFO", "GROUPS", self._groups_key):
-            about = dict(zip(row[::2], row[1::2], strict=True))
-            if about[b"name"] == consumers.encode():
-                read = int(about[b"last-delivered-id"].partition(b"-")[0])
-                return int(about[b"pending"]) + last_group - read
-        return last_group
+        readers = await self._store.call("XINFO", "GROUPS", self._groups_key)
+        return _count_waiting(readers, consumers, self._last_group)
 
     async def join(self, consumers: str) -> None:
         """Create a group of consumers that reads from the first group on. Idempotent."""
@@ -410,33 +408,121 @@ async def list_runs(store: Store) -> list[str]:
 
 async def describe_runs(
     store: Store, *, tenant: str | None = None, limit: int, after: str = ""
-) -> list[dict[str, Any]]:
-    """Return descriptions of runs, the latest change first; see `RunRecord.describe`.
+) -> tuple[list[dict[str, Any]], str]:
+    """Return descriptions of runs, the latest change first, and the cursor of the next page; see `RunRecord.describe`.
+
+    A run that changes while pages are read may be missing from them, because it is before the first one then. No other
+    run is missing or repeated. The cursor is empty if there are no further runs.
 
     Args:
         tenant: whose; None for all.
         limit: how many.
-        after: start behind this run; nothing is behind one that does not exist.
+        after: the cursor of the page before.
+
+    Raises:
+        UsageError: it is not a cursor.
     """
-    keys, first, is_behind = store.all_shards[0], 0, not after
-    found: list[dict[str, Any]] = []
-    while len(found) < limit:
-        page = [
-            one.decode(errors="replace")
-            for one in await store.call("ZREVRANGE", keys.rollouts, first, first + PAGE - 1)
-        ]
-        if not page:
-            break
-        first += len(page)
-        if not is_behind:
-            is_behind, page = after in page, page[page.index(after) + 1 :] if after in page else []
-        names = [name for name in page if is_conversation_id(name)]
-        owners = await store.call_many([("HGET", keys.rollout(name), "tenant") for name in names]) if names else []
-        for name, owner in zip(names, owners, strict=True):
-            if owner is not None and tenant in (None, owner.decode(errors="replace")) and len(found) < limit:
-                with contextlib.suppress(UsageError):  # it has expired meanwhile
-                    found.append(await RunRecord(store, name).describe())
+    keys = store.all_shards[0]
+    wanted: dict[str, Labels] = {}
+    top, last, skipped = *_parse_cursor(after), 0
+    for _ in range(MAX_SCANNED // PAGE):
+        rows = await store.call(
+            *("ZREVRANGEBYSCORE", keys.rollouts, top if last else "(+inf", 0, "WITHSCORES"),
+            *("LIMIT", skipped, PAGE),
+        )
+        found = {name.decode(errors="replace"): int(float(rows[n + 1])) for n, name in enumerate(rows) if n % 2 == 0}
+        page = {name: at for name, at in found.items() if is_conversation_id(name)}
+        names = [name for name, at in page.items() if not (last and at == top and name >= last)]
+        for place, (name, labels) in enumerate(zip(names, await _load_all_labels(store, names), strict=True)):
+            if labels is not None and tenant in (None, labels[0]):
+                wanted[name] = labels
+                if len(wanted) == limit:
+                    is_last = len(found) < PAGE and place == len(names) - 1
+                    return await _describe_all(store, wanted), "" if is_last else _make_cursor(page[name], name)
+        if len(found) < PAGE:
+            return await _describe_all(store, wanted), ""
+        oldest = next(reversed(page), last)
+        if page.get(oldest, top) == top:  # runs of one moment are told apart by their names
+            skipped, last = skipped + PAGE, min(last or oldest, oldest)
+        else:
+            skipped, top, last = 0, page[oldest], oldest
+    return await _describe_all(store, wanted), _make_cursor(top, last) if last else ""
+
+
+def _make_cursor(changed: int, name: str) -> str:
+    return f"{changed}.{name}"
+
+
+def _parse_cursor(text: str) -> tuple[int, str]:
+    """Return the time and the name in a cursor; zero and an empty text if there is none."""
+    if not text:
+        return 0, ""
+    changed, _, name = text.partition(".")
+    if not (_MILLISECONDS.fullmatch(changed) and is_conversation_id(name)):
+        raise UsageError(f"{text[:100]!r} is not a cursor.", remedy="Pass the one that came with the page before.")
+    return int(changed), name
+
+
+async def _load_all_labels(store: Store, names: list[str]) -> list[Labels | None]:
+    """Return the tenants and models of runs; None for each that has expired or cannot be read."""
+    keys = store.all_shards[0]
+    rows = await store.call_many([("HMGET", keys.rollout(name), "tenant", "model") for name in names]) if names else []
+    found: list[Labels | None] = []
+    for name, (tenant, model) in zip(names, rows, strict=True):
+        if tenant is not None and model is not None:
+            found.append((tenant.decode(errors="replace"), model.decode(errors="replace")))
+            continue
+        try:
+            spec = await RunRecord(store, name).load_spec()
+        except UsageError:
+            found.append(None)
+        else:
+            found.append((spec.tenant, spec.model))
     return found
+
+
+async def _describe_all(store: Store, runs: Mapping[str, Labels]) -> list[dict[str, Any]]:
+    """Return the descriptions of runs, in two round trips."""
+    keys = store.all_shards[0]
+    commands: list[tuple[str | float, ...]] = []
+    for name in runs:
+        commands += [("GET", keys.rollout_state(name)), ("ZSCORE", keys.rollout_version(name), POLICY)]
+        commands += [("EXISTS", keys.rollout_driver(name)), ("XLEN", keys.rollout_groups(name))]
+        commands += [("XREVRANGE", keys.rollout_groups(name), "+", "-", "COUNT", 1)]
+    parts = await store.call_many(commands) if commands else []
+    rows = {name: parts[n * 5 : n * 5 + 5] for n, name in enumerate(runs)}
+    delivered = [name for name, row in rows.items() if row[-1]]
+    asked = [("XINFO", "GROUPS", keys.rollout_groups(name)) for name in delivered]
+    readers = dict(zip(delivered, await store.call_many(asked) if asked else (), strict=True))
+    found = []
+    for name, (tenant, model) in runs.items():
+        state, score, is_driven, groups, last = rows[name]
+        of = _parse_state(state, score, is_driven)
+        number = int(last[0][0].partition(b"-")[0]) if last else 0
+        about = {"name": name, "tenant": tenant, "model": model, "state": of.state, "version": of.version}
+        waiting = _count_waiting(readers.get(name, ()), CONSUMERS, number)
+        found.append({**about, "is_driven": of.is_driven, "groups": int(groups), "waiting": waiting})
+    return found
+
+
+def _parse_state(state: bytes | None, score: bytes | None, is_driven: int) -> RunState:
+    named = (state or b"").decode(errors="replace")
+    version = float(score or 0)
+    return RunState(
+        named if named in (RUNNING, PAUSED, *ENDED) else RUNNING,
+        int(version) if 0 <= version <= MAX_VERSION else 0,
+        bool(is_driven),
+    )
+
+
+def _count_waiting(readers: Sequence[Sequence[Any]], consumers: str, last_group: int) -> int:
+    """Return how many of the deliveries up to a number are not acknowledged by a group of consumers."""
+    for row in readers:
+        about = dict(zip(row[::2], row[1::2], strict=True))
+        if about[b"name"] == consumers.encode():
+            read = int(about[b"last-delivered-id"].partition(b"-")[0])
+            return int(about[b"pending"]) + last_group - read
+    return last_group
 
 
 def parse_group(fields: list[bytes]) -> dict[str, Any] | None:

@@ -20,6 +20,8 @@ WAIT_SECONDS = 30.0
 LONG_SECONDS = 600.0
 """The time limit for a group with all its tokens, and for a pause."""
 PAGE = 500
+NEXT_HEADER = "Next-After"
+"""The header with the cursor of the next page of a list."""
 DEFAULT_REASON = "asked for by a program"
 
 
@@ -54,17 +56,27 @@ class RemoteRolloutRun:
         return run
 
     @staticmethod
-    async def list_all(url: str, api_key: str) -> list[dict[str, Any]]:
-        """Return the runs that the key may see, the latest change first, as `describe` without events."""
+    async def list_all(url: str, api_key: str, *, page_size: int = PAGE) -> list[dict[str, Any]]:
+        """Return the runs that the key may see, the latest change first, as `describe` without events.
+
+        Args:
+            page_size: how many to request at once.
+        """
         calls = ServerCalls(url, api_key)
         try:
-            rows: list[dict[str, Any]] = []
-            while True:
-                query = {"limit": PAGE} | ({"after": rows[-1]["name"]} if rows else {})
-                page = (await calls.ask("GET", "/rollouts", query=query)).json()
-                rows += page
-                if len(page) < PAGE:
-                    return rows
+            rows: dict[str, dict[str, Any]] = {}
+            after, seen = "", set[str]()
+            while after not in seen:  # a server that repeats a page must not keep the program
+                seen.add(after)
+                query = {"limit": page_size} | ({"after": after} if after else {})
+                answer = await calls.ask("GET", "/rollouts", query=query)
+                page = {row["name"]: row for row in answer.json()}
+                is_known = bool(page) and page.keys() <= rows.keys()
+                rows |= {name: row for name, row in page.items() if name not in rows}
+                after = answer.headers.get(NEXT_HEADER, "")
+                if not after or is_known:
+                    break
+            return list(rows.values())
         finally:
             await calls.aclose()
 

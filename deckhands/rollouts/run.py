@@ -116,7 +116,7 @@ class Group:
             Rollout(
                 Trajectory.from_json(one),
                 **{name: one[name] for name in ROLLOUT_FIELDS},
-                delegates=[Trajectory.from_json(delegate) for delegate in one["delegates"]],
+                delegates=[Trajectory.from_json(delegate) for delegate in one.get("delegates", ())],
             )
             for one in about["rollouts"]
         ]
@@ -368,7 +368,7 @@ class RolloutRun:
             Rollout(
                 await self._client.trajectory(one["conversation_id"]),
                 **{name: one[name] for name in ROLLOUT_FIELDS},
-                delegates=[await self._client.trajectory(delegate) for delegate in one["delegates"]],
+                delegates=[await self._client.trajectory(delegate) for delegate in one.get("delegates", ())],
             )
             for one in about["trajectories"]
         ]

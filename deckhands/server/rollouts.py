@@ -216,16 +216,20 @@ else:
 async def listing(
     gateway: GatewayOf,
     principal: Reader,
+    response: Response,
     limit: Annotated[int, Query(ge=1, le=MAX_RUNS, description="the most runs to return")] = 100,
-    after: Annotated[str | None, Query(max_length=64, description="the last run of the page before")] = None,
+    after: Annotated[str | None, Query(max_length=100, description="the `Next-After` of the page before")] = None,
 ) -> list[ShownRun]:
-    """List the runs of the key's tenant, the latest change first. Kept for a month."""
+    """List the runs of the key's tenant, the latest change first. Kept for a month.
+
+    The header `Next-After` has the value of `after` for the next page; it is missing on the last one.
+    """
     from deckhands.rollouts import describe_runs
 
-    if after:
-        await _find(gateway, principal, after)
     tenant = None if principal.is_for_all_tenants else principal.tenant
-    rows = await describe_runs(gateway.store, tenant=tenant, limit=limit, after=after or "")
+    rows, cursor = await describe_runs(gateway.store, tenant=tenant, limit=limit, after=after or "")
+    if cursor:
+        response.headers["Next-After"] = cursor
     return [ShownRun.model_validate(row) for row in rows]
 
 

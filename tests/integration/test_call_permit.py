@@ -22,13 +22,18 @@ from broker.contract.events import (
     ModelSwitched,
     Tenancy,
 )
+from broker.contract.fencing import Ownership
 from broker.coordination.membership import read_figures
 from broker.limits.governor import CallGranted, CallOutcome, CallQueued
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaPool, QuotaTable
 from broker.runtime.clock import SystemClock
+from controller_worker.core import State
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.model.models import Models
+from controller_worker.model.permits.call_permit import CallPermit
+from controller_worker.model.permits.permits import FIRST_GUESS_TOKENS
+from controller_worker.providers import CallUsage, Completion, LLMConfig, Message, ModelRequest
 from deckhands.client.forking import build_fork
 from deckhands.client.reading.metrics import compute_spending
 from tests.conversation_hands import CID, Hands
@@ -420,3 +425,21 @@ async def test_unset_key_is_an_error_of_the_conversation(hands: Hands) -> None:
     last = (await hands.events())[-1].wire()
     assert last["agent_state"] == "error"
     assert "KEY_A" in json.dumps(last)
+
+
+async def test_a_call_elsewhere_uses_and_teaches_no_quota(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 1", model="openai/policy")
+    await occupy(hands, pool)
+    permits, config = hands.services.permits, LLMConfig(model="openai/policy")
+    permit, before = CallPermit(permits, Ownership(CID, "controller-1", "1")), trips(hands)
+
+    async def prepare() -> None:
+        raise AssertionError("a call without a quota and a budget waits for no client")
+
+    request = ModelRequest((Message("user"),), (), CID, 0, "/workspace")
+    assert await permit.acquire(State(), config, request, prepare, is_elsewhere=True) is None
+    forged = CallUsage(prompt_tokens=1_000_000, completion_tokens=1_000_000)
+    async with permit.hold(config.model) as held:
+        held.completion = Completion("", (), (), "policy", "1", "stop", forged, None, 1.0, {"requests": 0})
+    assert trips(hands) == before
+    assert permits.estimate_output_tokens(config.model) == FIRST_GUESS_TOKENS

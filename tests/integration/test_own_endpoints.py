@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,6 +17,7 @@ from broker.contract import AgentSpec, ModelCallFailed, ModelReply
 from broker.secrets import ENDPOINT_KEY, ENDPOINT_URL
 from deckhands.rollouts import StubEngine
 from tests.faults.harness import FaultCluster
+from tests.polling import unhurried
 from tests.rollout_parts import make_environment
 
 AGENT = AgentSpec(enable_workspace_skills=False)
@@ -22,18 +26,29 @@ OPERATOR = "sk-of-the-operator-77aa"
 
 
 class Endpoint:
-    """A stub engine, and the headers of the calls that it got."""
+    """A stub engine, and the headers of the calls that it got.
+
+    Attributes:
+        is_full: it refuses calls for an hour.
+    """
 
     def __init__(self) -> None:
         self.engine = StubEngine(turns=2, tool="think")
         self.headers: list[dict[str, str]] = []
+        self.bodies: list[dict[str, Any]] = []
         self.address = ""
+        self.is_full = False
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         @web.middleware
         async def note(request: web.Request, handler) -> web.StreamResponse:
+            if request.method != "POST":  # a check of health
+                return await handler(request)
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
+            self.bodies.append(await request.json())
+            if self.is_full:
+                return web.Response(status=429, headers={"Retry-After": "3600"})
             return await handler(request)
 
         app = self.engine.app()
@@ -54,14 +69,15 @@ class Pair:
     def __init__(self, cluster: FaultCluster, shared: Endpoint, own: Endpoint) -> None:
         self.cluster, self.client, self.shared, self.own = cluster, cluster.client, shared, own
 
-    def start(self, *allowed: str) -> None:
-        patterns = ", ".join(f'"{one}"' for one in allowed)
-        self.cluster.start_controller(
-            "c1",
+    def start(self, *allowed: str, name: str = "c1", **more: str) -> None:
+        further = {"extra_headers": {"X-Operator": OPERATOR}, "extra_body": {"operator": OPERATOR}}
+        environment = {
             **make_environment(self.shared.address, "chat"),
-            LLM_OWN_ENDPOINTS=f"[{patterns}]",
-            LLM_COMPLETION_KWARGS=f'{{"extra_headers": {{"X-Operator": "{OPERATOR}"}}}}',
-        )
+            "LLM_OWN_ENDPOINTS": json.dumps(allowed),
+            "LLM_COMPLETION_KWARGS": json.dumps(further),
+            **more,
+        }
+        self.cluster.start_controller(name, **environment)
 
     async def run(self, **secrets: str) -> str:
         cid = await self.client.submit("Do it.", agent=AGENT, secrets=secrets)
@@ -85,7 +101,7 @@ async def test_calls_go_to_the_own_endpoint_with_its_key(pair: Pair) -> None:
     assert len(pair.own.engine.truth) == 3
     assert pair.shared.headers == []
     assert {one["authorization"] for one in pair.own.headers} == {f"Bearer {KEY}"}
-    assert not any(OPERATOR in str(one) for one in pair.own.headers)
+    assert OPERATOR not in str(pair.own.headers + pair.own.bodies)
     events = await pair.client.events(cid)
     assert sum(isinstance(one, ModelReply) for one in events) == 3
     texts = str([one.wire() for one in events])
@@ -106,9 +122,7 @@ async def test_conversations_without_own_endpoint_use_the_entry(pair: Pair) -> N
     assert pair.own.headers == []
 
 
-@pytest.mark.parametrize(
-    "allowed", [(), ("https://127.0.0.1:*",), ("http://127.0.0.1",), ("http://*.0.0.1.example:*",)]
-)
+@pytest.mark.parametrize("allowed", [("https://127.0.0.1:*",), ("http://127.0.0.1",), ("http://*.0.0.1.example:*",)])
 async def test_an_endpoint_that_is_not_listed_gets_no_call(pair: Pair, allowed: tuple[str, ...]) -> None:
     pair.start(*allowed)
     cid = await pair.run(**{ENDPOINT_URL: f"{pair.own.address}/v1", ENDPOINT_KEY: KEY})
@@ -116,3 +130,46 @@ async def test_an_endpoint_that_is_not_listed_gets_no_call(pair: Pair, allowed: 
     failures = [one for one in await pair.client.events(cid) if isinstance(one, ModelCallFailed)]
     assert [one.code for one in failures] == ["llm_config"]
     assert pair.shared.headers == []
+
+
+async def test_a_model_without_own_endpoints_ignores_the_secrets(pair: Pair) -> None:
+    pair.start()
+    await pair.run(**{ENDPOINT_URL: f"{pair.own.address}/v1", ENDPOINT_KEY: KEY})
+    assert len(pair.shared.engine.truth) == 3
+    assert KEY not in str(pair.shared.headers)
+    assert pair.own.headers == []
+
+
+async def test_a_takeover_calls_the_own_endpoint_alone(pair: Pair) -> None:
+    pair.start("http://127.0.0.1:*", LLM_STREAM_REPLIES="off")
+    pair.own.engine.stalls_after = 0
+    cid = await pair.client.submit(
+        "Do it.", agent=AGENT, secrets={ENDPOINT_URL: f"{pair.own.address}/v1", ENDPOINT_KEY: KEY}
+    )
+    await pair.cluster.until(lambda: pair.own.headers, what="call")
+    pair.cluster.kill("c1")
+    pair.own.engine.stalls_after = None
+    pair.start("http://127.0.0.1:*", name="c2", LLM_STREAM_REPLIES="off")
+    await pair.client.watcher.wait(cid)
+    assert sum(isinstance(one, ModelReply) for one in await pair.client.events(cid)) == 3
+    assert len(pair.own.headers) == 4
+    assert pair.shared.headers == []
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+async def test_a_failing_own_endpoint_stops_no_other_conversation(
+    pair: Pair, tmp_path: Path, is_reachable: bool
+) -> None:
+    quotas = tmp_path / "quotas.toml"
+    quotas.write_text(f'[[quota]]\nmodel = "openai/stub"\nbase_url = "{pair.shared.address}/v1"\nconcurrency = 1\n')
+    pair.start("http://127.0.0.1:*", DECKHANDS_QUOTAS=str(quotas), LLM_NUM_RETRIES="1")
+    pair.own.is_full = True
+    address = pair.own.address if is_reachable else "http://127.0.0.1:9"
+    cid = await pair.run(**{ENDPOINT_URL: f"{address}/v1"})
+    assert [one.code for one in await pair.client.events(cid) if isinstance(one, ModelCallFailed)] == [
+        "rate_limit" if is_reachable else "service_unavailable"
+    ]
+    async with asyncio.timeout(unhurried(60)):
+        await pair.run()
+    assert len(pair.shared.engine.truth) == 3
+    assert len(pair.own.headers) == is_reachable

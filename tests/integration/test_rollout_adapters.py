@@ -42,6 +42,12 @@ async def rollouts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ro
         yield found
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep results of other tests, and of other runs of this one, out of the runs, whose names are fixed."""
+    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path / "home"))
+
+
 async def test_delegates_are_a_part_of_the_episode(rollouts: Rollouts, tmp_path: Path) -> None:
     fields = {"prompts": make_prompts(1), "model": MODEL, "group_size": 2, "delegation": True}
     run = await RolloutRun.start(rollouts.client, RolloutSpec.parse(fields), directory=tmp_path / "run")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.contract import TERMINAL_STATES
+from broker.contract import TERMINAL_STATES, AgentDelegateAction, ConversationCreated
 from broker.runtime import UsageError
 from broker.store import open_store
 from deckhands.client import Client
@@ -29,7 +29,7 @@ from deckhands.rollouts import (
     list_runs,
     serve_stub,
 )
-from deckhands.rollouts.driver import compute_reward
+from deckhands.rollouts.driver import MAX_DELEGATES, compute_reward, read_replies
 from tests.archive_parts import retired
 from tests.faults.harness import FaultCluster
 from tests.polling import until
@@ -468,3 +468,13 @@ async def test_foreign_entries_of_the_streams_are_passed_over(rollouts: Rollouts
     await rollouts.client.store.call("ZADD", keys.rollout_version(run.name), "inf", "policy")
     (group,) = await read_all(run)
     assert group.instance == "prompt-0"
+
+
+async def test_many_delegates_of_a_trajectory_are_cut(rollouts: Rollouts) -> None:
+    log, name = rollouts.client.log, "with-many-delegates"
+    rollouts.cluster.forged.add(name)  # it has no replies
+    await log.create(ConversationCreated(conversation_id=name), [], key="create")
+    work = [AgentDelegateAction(agent="CodeActAgent", inputs={"task": str(n)}) for n in range(MAX_DELEGATES + 3)]
+    await log.append(name, work, key="work")
+    found = await read_replies(rollouts.client, name)
+    assert (found["delegates"], found["unread_delegates"]) == ([], 3)

@@ -18,7 +18,16 @@ import pytest_asyncio
 from broker.runtime import DeckhandsError, UsageError
 from broker.runtime.child import ChildProcess
 from deckhands.client import ServerCalls
-from deckhands.rollouts import Group, RemoteRolloutRun, RolloutRun, RolloutSpec, StubEngine, drive_all, serve_stub
+from deckhands.rollouts import (
+    Group,
+    RemoteRolloutRun,
+    RolloutRun,
+    RolloutSpec,
+    StubEngine,
+    describe_runs,
+    drive_all,
+    serve_stub,
+)
 from deckhands.rollouts.driver import drive
 from tests.polling import until
 from tests.rollout_parts import make_environment, make_prompts
@@ -305,10 +314,13 @@ async def test_lists_of_runs_have_pages(service: Service) -> None:
             await run.abort()
     calls = ServerCalls(service.server.url, await service.server.token("pages"))
     try:
-        first = (await calls.ask("GET", "/rollouts", query={"limit": 2})).json()
-        rest = (await calls.ask("GET", "/rollouts", query={"limit": 2, "after": first[-1]["name"]})).json()
-        assert [one["name"] for one in first + rest] == names
-        with pytest.raises(DeckhandsError, match="no such run"):
+        first = await calls.ask("GET", "/rollouts", query={"limit": 2})
+        await calls.ask("POST", f"/rollouts/{names[1]}/abort", body={"reason": "it moves to the front"})
+        after = {"after": first.headers["Next-After"]}
+        rest = await calls.ask("GET", "/rollouts", query={"limit": 2, **after})
+        assert [one["name"] for one in first.json() + rest.json()] == names
+        assert "Next-After" not in rest.headers
+        with pytest.raises(DeckhandsError, match="not a cursor"):
             await calls.ask("GET", "/rollouts", query={"after": "h-of-another"})
         with pytest.raises(DeckhandsError):
             await calls.ask("GET", "/rollouts", query={"limit": 100_000})
@@ -326,3 +338,39 @@ async def test_a_list_reads_no_prompts_and_no_groups(service: Service) -> None:
         (about,) = await RemoteRolloutRun.list_all(service.server.url, await service.server.token("lists"))
         assert (about["name"], about["groups"], about["waiting"]) == (run.name, 3, 3)
         await store.call("DEL", key)
+
+
+async def test_a_list_has_runs_without_recorded_labels(service: Service) -> None:
+    store = service.server.client.store
+    async with await service.start("labels") as run:
+        key = store.all_shards[0].rollout(run.name)
+        await store.call("HDEL", key, "tenant", "model")
+        (about,) = await RemoteRolloutRun.list_all(service.server.url, await service.server.token("labels"))
+        assert (about["name"], about["tenant"], about["model"]) == (run.name, "labels", "openai/stub")
+        await run.abort()
+
+
+async def test_a_list_of_all_runs_has_each_once(service: Service) -> None:
+    names = []
+    for _ in range(3):
+        async with await service.start("all") as run:
+            names.insert(0, run.name)
+            await run.abort()
+    rows = await RemoteRolloutRun.list_all(service.server.url, await service.server.token("all"), page_size=1)
+    assert [one["name"] for one in rows] == names
+
+
+async def test_runs_of_one_moment_are_listed_once(service: Service) -> None:
+    store = service.server.client.store
+    keys = store.all_shards[0]
+    names = {f"moment-{n:04}" for n in range(1_203)}
+    spec = RolloutSpec.parse({"prompts": make_prompts(1), "model": "openai/stub", "tenant": "moments"})
+    commands = [("HSET", keys.rollout(name), "spec", spec.model_dump_json()) for name in names]
+    await store.call_many([*commands, *(("ZADD", keys.rollouts, 1_000, name) for name in names)])
+    listed, after = [], ""
+    while after or not listed:
+        rows, after = await describe_runs(store, tenant="moments", limit=700, after=after)
+        listed += [one["name"] for one in rows]
+    assert listed == sorted(names, reverse=True)
+    await store.call_many([("DEL", keys.rollout(name)) for name in names])
+    await store.call("ZREM", keys.rollouts, *names)

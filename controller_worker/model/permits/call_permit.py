@@ -212,7 +212,7 @@ class CallPermit:
         self._cid = ownership.conversation_id
         self._quota = QuotaPermit(permits, ownership)
         self._budget = BudgetReservation(permits, ownership)
-        self._is_batched = False
+        self._is_batched = self._is_elsewhere = False
 
     @property
     def key(self) -> QuotaKey | None:
@@ -232,6 +232,7 @@ class CallPermit:
         prepare: Callable[[], Awaitable[object]],
         *,
         counted_ratio: float | None = None,
+        is_elsewhere: bool = False,
     ) -> Append | NotStarted | None:
         """Request the permit.
 
@@ -242,6 +243,8 @@ class CallPermit:
             prepare: creates the model's client before the request. A permit that waited for the client would be used
                 later than the quota assumes.
             counted_ratio: exact prompt size divided by the estimate, if the prompt was counted.
+            is_elsewhere: the call goes to the conversation's own endpoint. It uses no quota, so that nothing that
+                this endpoint answers affects the calls of other tenants.
 
         Returns:
             `Append` at the start and the end of a long wait; `Wait` during a wait; None if the call may be made.
@@ -252,9 +255,10 @@ class CallPermit:
         accounts = list_accounts_above(state)
         self._quota.priority = priority
         self._quota.tenant = state.setup.tenancy.tenant
-        self._is_batched = is_batched(config, request, priority)
+        self._is_elsewhere = is_elsewhere
+        self._is_batched = not is_elsewhere and is_batched(config, request, priority)
         pool = None
-        if config is not None and not self._is_batched:
+        if config is not None and not self._is_batched and not is_elsewhere:
             pool = self._permits.governor.find_pool(config.model, self.tenant)
         await self._quota.leave_others(pool)
         if config is not None and (pool is not None or accounts):
@@ -291,7 +295,7 @@ class CallPermit:
 
     def hold(self, model: str) -> AbstractAsyncContextManager[HeldPermit]:
         """Hold the permit during one call; see `QuotaPermit.hold`."""
-        return self._quota.hold(model)
+        return contextlib.nullcontext(HeldPermit()) if self._is_elsewhere else self._quota.hold(model)
 
     async def count_prompt(
         self, config: LLMConfig, count: Callable[[QuotaKey | None], Awaitable[int | None]]
@@ -387,7 +391,7 @@ class CallPermit:
         self, state: State, call: CallModel, spec: LLMSpec, config: LLMConfig | None, request: ModelRequest
     ) -> BatchedCall | None:
         """Return the call as a batched call; None if it is not batched."""
-        if config is None or not is_batched(config, request, find_priority(state)):
+        if config is None or self._is_elsewhere or not is_batched(config, request, find_priority(state)):
             return None
         return BatchedCall(self._permits.batches, self._cid, call, spec=spec, config=config, seen_id=state.version)
 

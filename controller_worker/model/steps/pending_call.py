@@ -1,7 +1,7 @@
 """One model call before its start.
 
 Holds: a step uses only values that an earlier step has set. `make_question` sets `question` and `config`;
-`count_prompt` sets `counted_ratio`.
+`find_own_endpoint` sets `endpoint`; `count_prompt` sets `counted_ratio`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from broker.runtime import Rest
+from broker.secrets import OwnEndpoint, Secrets
 from controller_worker.agents import Agent
 from controller_worker.core import BATCH, Append, CallModel, State
 from controller_worker.model.models import Models
@@ -29,7 +30,9 @@ class PendingCall:
         is_watched: a client follows the reply while the model writes it.
         before_waiting: called before a step waits for something outside this conversation; idempotent.
         traceparent: the call's parent span.
+        secrets: the secrets of conversations; None without any.
         config: the settings of the model; None if unknown.
+        endpoint: the conversation's own endpoint, to which the call goes; None if it has none.
         counted_ratio: exact prompt size divided by the estimate, if the prompt was counted.
     """
 
@@ -44,9 +47,11 @@ class PendingCall:
     is_watched: bool
     before_waiting: Callable[[], Awaitable[None]]
     make: Callable[[PendingCall], Started]
+    secrets: Secrets | None = None
     traceparent: str | None = None
     question: Question = field(init=False)
     config: LLMConfig | None = field(init=False)
+    endpoint: OwnEndpoint | None = None
     counted_ratio: float | None = None
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from broker.contract import CondensationAction, LLMSpec, ModelCallFailed, ModelNotOffered
+from broker.secrets import SecretsLocked
 from controller_worker.core import Append
 from controller_worker.model.model_call import to_call_failure
 from controller_worker.model.models import ClientMissing
@@ -45,6 +46,17 @@ async def make_question(call: PendingCall, rest: RestOfStart) -> StartOutcome:
     return await rest(call)
 
 
+async def find_own_endpoint(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Look up the conversation's own endpoint, for each call of a model whose entry allows one."""
+    if call.secrets is not None and call.config is not None and call.config.own_endpoints:
+        conversation_id = call.state.setup.conversation_id
+        try:
+            call.endpoint = await call.secrets.find_endpoint(conversation_id)
+        except SecretsLocked as error:
+            return Append((to_call_failure(error, conversation_id, attempt=call.wanted.attempt),))
+    return await rest(call)
+
+
 async def wait_for_batch(call: PendingCall, rest: RestOfStart) -> StartOutcome:
     """Wait while the call is in a batch that has no result for it yet."""
     if call.is_paid and await call.permit.is_in_batch(call.wanted):
@@ -75,6 +87,7 @@ async def acquire_permit(call: PendingCall, rest: RestOfStart) -> StartOutcome:
         call.question.request,
         partial(call.models.get_client, llm),
         counted_ratio=call.counted_ratio,
+        is_elsewhere=call.endpoint is not None,
     )
     return await rest(call) if refusal is None else refusal
 

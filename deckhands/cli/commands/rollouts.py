@@ -311,7 +311,10 @@ def ls(options: RolloutsListOptions) -> None:
 
 
 async def _list_all(client: Client) -> list[dict[str, Any]]:
-    return await describe_runs(client.store, limit=SHOWN_RUNS)
+    rows, cursor = await describe_runs(client.store, limit=SHOWN_RUNS)
+    if cursor:
+        note(f"There are more runs: these are the {len(rows):,} that changed last.")
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

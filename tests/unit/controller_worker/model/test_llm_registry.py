@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from broker.contract import LLMSpec
 from broker.runtime.clock import SystemClock
+from controller_worker.model.models import Models
 from controller_worker.model.registry import create_llm, find_backend
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.openai_backend import OpenAICompatibleLLM
+from controller_worker.providers.scripted import SILENT_MODEL
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,48 @@ def test_unusable_configuration_is_refused(settings: dict[str, Any], complaint: 
     with pytest.raises(LLMConfigError) as caught:
         create_llm(LLMConfig(**settings), SystemClock())
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "backend"),
+    [
+        ("azure/gpt-4o", "litellm"),
+        ("bedrock/anthropic.claude-sonnet-5", "litellm"),
+        ("anthropic/claude-sonnet-5", "anthropic"),
+        ("deepseek/deepseek-chat", "litellm"),
+        ("replay/events.jsonl", "replay"),
+        ("scripted/turns.json", "scripted"),
+    ],
+)
+async def test_only_the_openai_backend_has_own_endpoints(tmp_path: Path, model: str, backend: str) -> None:
+    table = tmp_path / "models.toml"
+    entry = f'model = "{model}"\nbase_url = "http://127.0.0.1:1"\nown_endpoints = ["http://engine"]'
+    table.write_text(f"[llm.policy]\n{entry}\n")
+    models = Models({"LLM_CONFIG": str(table)}, SystemClock())
+    with pytest.raises(LLMConfigError, match=f"'policy' has own_endpoints, and its backend is '{backend}'"):
+        await models.get_client(LLMSpec(model="policy"))
+
+
+async def test_other_addresses_do_not_inherit_own_endpoints(tmp_path: Path) -> None:
+    table = tmp_path / "models.toml"
+    base = 'model = "openai/policy"\nbase_url = "http://127.0.0.1:1"\nown_endpoints = ["http://engine"]'
+    other = 'model = "anthropic/claude-sonnet-5"\nbase_url = "http://127.0.0.1:2"\napi_key = "k"'
+    table.write_text(f"[llm]\n{base}\n[llm.other]\n{other}\n")
+    models = Models({"LLM_CONFIG": str(table)}, SystemClock())
+    for name, patterns in (("other", ()), (SILENT_MODEL, ()), (None, ("http://engine",))):
+        _, config = await models.get_client(LLMSpec(model=name))
+        assert config.own_endpoints == patterns
+    await models.aclose()
+
+
+async def test_a_router_chooses_no_entry_with_own_endpoints(tmp_path: Path) -> None:
+    table = tmp_path / "models.toml"
+    base = 'model = "openai/policy"\nbase_url = "http://127.0.0.1:1"'
+    router = 'router = {kind = "multimodal", secondary = "policy"}'
+    table.write_text(f'[llm]\n{base}\n[llm.auto]\n{router}\n[llm.policy]\nown_endpoints = ["http://engine"]\n')
+    models = Models({"LLM_CONFIG": str(table)}, SystemClock())
+    with pytest.raises(LLMConfigError, match="router chooses 'policy'"):
+        await models.get_client(LLMSpec(model="auto"))
 
 
 def test_models_of_openhands_are_its_proxys() -> None:

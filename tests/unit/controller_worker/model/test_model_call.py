@@ -110,7 +110,7 @@ async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
 
 async def test_unforeseen_error_is_a_failure_without_details(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Models):
-        def _create(self, spec: LLMSpec, key_env: str | None) -> Any:
+        def _create(self, spec: LLMSpec, *_: object) -> Any:
             raise ZeroDivisionError(f"secret {spec}")
 
     result = await attempt(Broken({}, SystemClock()))

@@ -178,6 +178,15 @@ def test_cache_key_goes_only_to_openai_unless_set(fields: dict[str, Any], is_sen
         ("http://engine:*", "http://user:pass@engine/v1", False),
         ("http://engine:*", "http://engine.evil.example/v1", False),
         ("http://engine:*", "http://engine:99999/v1", False),
+        ("http://engine:*", "http://engine:0/v1", False),
+        ("http://engine", "http://engine:0/v1", False),
+        ("http://engine:*", "http://eng\tine/v1", False),
+        ("http://engine:*", "\nhttp://engine/v1", False),
+        ("http://engine:*", "http://engine/v1 x", False),
+        ("https://*.tunnel.example", "https://evil.example\\.tunnel.example/v1", False),
+        ("https://*.tunnel.example", "https://evil.example%2f.tunnel.example/v1", False),
+        ("https://*.tunnel.example", "https://evil.example\u2100.tunnel.example/v1", False),
+        ("https://*.tunnel.example", "https://evil.example;.tunnel.example/v1", False),
     ],
 )
 def test_own_endpoint_must_match_scheme_host_and_port(pattern: str, url: str, is_allowed: bool) -> None:
@@ -187,6 +196,13 @@ def test_own_endpoint_must_match_scheme_host_and_port(pattern: str, url: str, is
     else:
         with pytest.raises(LLMConfigError, match="own_endpoints"):
             config.with_endpoint(url, "")
+
+
+@pytest.mark.parametrize("field", ["batch", "count_tokens", "router"])
+def test_own_endpoints_refuse_calls_to_another_address(field: str) -> None:
+    value = {"kind": "rules", "rules": [{"use": "other"}]} if field == "router" else True
+    with pytest.raises(LLMConfigError, match=f"own_endpoints cannot have {field}"):
+        LLMConfig.create(model="openai/policy", own_endpoints=["http://engine"], **{field: value})
 
 
 @pytest.mark.parametrize("pattern", ["*", "http://*", "127.0.0.1:*", "http://a*b", "http://host/path", "ftp://host"])
