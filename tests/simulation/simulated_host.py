@@ -187,7 +187,7 @@ class SimulatedTerminals:
     def is_free(self, call: BashCall) -> bool:
         return call.is_static or not self.main.is_busy
 
-    def begin(self, call: BashCall, finish: Finish) -> SimulatedShell:
+    def start(self, call: BashCall, finish: Finish) -> SimulatedShell:
         shell = SimulatedShell(self._host) if call.is_static else self.main
         shell.start(call, finish)
         return shell
