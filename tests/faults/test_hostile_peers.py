@@ -106,7 +106,7 @@ async def besieged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Be
             await found.answers()
             found.connections = len(found.process.net_connections("tcp"))
             yield found
-        await verify_left_logs(client)
+        await verify_left_logs(client, forged={cid})
     finally:
         await client.aclose()
         await valkey.stop()

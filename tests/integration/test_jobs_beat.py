@@ -55,6 +55,7 @@ async def test_job_retries_until_its_archive_exists_and_restores(cluster, produc
     rules.write_text('[[rule]]\nage = "0s"\n')
     cluster.start_jobs(DECKHANDS_ARCHIVE=str(place), DECKHANDS_RETENTION=str(rules))
     await begin_ended(cluster.client, "one-of-us")
+    cluster.forged.add("one-of-us")
     result = producer.app.send_task("deckhands.jobs.retire", queue="deckhands.jobs")
     await until(lambda: result.state == "RETRY", limit=LIMIT_SECONDS, what="a job that is to be tried again")
     place.unlink()

@@ -60,7 +60,8 @@ async def test_recorded_tokens_are_those_of_the_engine(rollouts: Rollouts, api: 
         assert all(segment.logprobs[place] == logprob_of(segment.tokens[place], 0) for place in at)
     assert trajectory.sampled == sum(len(row["tokens"]) for row in rollouts.engine.truth)
     if api == "chat":  # the server tokenizes text again, and the log names each break
-        assert [segment.reason for segment in trajectory.segments] == ["", *3 * ["retokenized"]]
+        first, *breaks = [segment.reason for segment in trajectory.segments]
+        assert (first, set(breaks) - {"retokenized"}) == ("", set())
     else:
         assert [segment.reason for segment in trajectory.segments] == [""]
     tokenizer = rollouts.engine.tokenizer

@@ -151,6 +151,7 @@ class Ways:
             self.root / "archive",
         )
         assert (await retired(self.client.store, place, self.root))["archived"] >= len(names) - names.count(None)
+        self.cluster.forged.update(name for name in names if name is not None)
         continuing = Client(self.client.store, str(place))
         for name in names:
             if name is not None:

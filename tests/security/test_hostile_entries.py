@@ -147,6 +147,7 @@ class Crew:
 @pytest.fixture
 async def crew(tmp_path: Path) -> AsyncIterator[Crew]:
     async with FaultCluster(tmp_path).running() as cluster:
+        cluster.is_verified = False
         crew = Crew(cluster)
         await crew.start()
         yield crew
