@@ -50,6 +50,7 @@ PLACEHOLDERS: Mapping[str, tuple[str, ...]] = {
     "<account>": ("tenant:", "tenant:acme", "experiment:x"),
     "<t>/<u>/<p>": ("acme/ann/shop", "x/x/x"),
     "<sha256>": ("0" * 64, "x"),
+    "<state>": ("s" * 43, "x"),
     "<t>": ("0" * 24, "x"),
     "parcel:<name>": ("parcel:a.zip",),
     "<name>": ("schedules", "retire", "orphans", "checkpoints", "forged"),
