@@ -13,7 +13,7 @@
 local store = require('store/prelude')
 local replicas = {}
 
-replicas.OWED = 48             -- turns that a tenant may be behind before residents of other tenants give way
+replicas.OWED = 2              -- turns that a tenant may be behind before residents of other tenants give way
 replicas.WARM_MS = 300000      -- how long an engine is expected to keep a prompt that is not used
 local PREFIX_MS = 600000
 local LEAST_IDLE_MS, IDLE_CALLS = 5000, 8  -- a resident that is idle for so long, or so many calls, gives way
