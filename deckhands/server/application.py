@@ -61,6 +61,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     keys.routes,
     encryption.routes,
     mcp_logins.routes,
+    mcp_logins.returning,
     evaluations.routes,
     rollouts.routes,
     webhooks.routes,

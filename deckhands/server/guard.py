@@ -33,7 +33,7 @@ PUBLIC = frozenset(
         "/openapi.json",
         "/entries",
         "/.well-known/agent-card.json",
-        "/mcp-logins/callback",
+        "/mcp-callback",
     }
 )
 OPENHANDS = ("/api/", "/sockets/")

@@ -30,13 +30,14 @@ from deckhands.server.problems import Problem
 if TYPE_CHECKING:
     from mcp.shared.auth import AuthorizationCodeResult
 
-CALLBACK = "/mcp-logins/callback"
+CALLBACK = "/mcp-callback"
 """The path to which a browser returns. It needs no key: its state is the secret."""
 START_SECONDS = 30.0
 """How long the server and its authorization server may take before there is an address for the user."""
 MAX_FIELD = 4_000
 
 routes = APIRouter(prefix="/mcp-logins", tags=["mcp-logins"])
+returning = APIRouter(tags=["mcp-logins"])
 ServerName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$", examples=["issues"])]
 _log = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ async def listing(_principal: AdminOfAll, logins: LoginsOf) -> list[ShownMcpLogi
     ]
 
 
-@routes.get("/callback", response_class=PlainTextResponse, summary="Return from the authorization server")
+@returning.get(CALLBACK, response_class=PlainTextResponse, summary="Return from the authorization server")
 async def callback(request: Request, logins: LoginsOf) -> PlainTextResponse:
     """Take the answer that the browser of a user brings: `code` or `error`, and the `state` of the login."""
     given = {name: value for name, value in request.query_params.items() if len(value) <= MAX_FIELD}

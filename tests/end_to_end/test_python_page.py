@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ def test_every_public_name_is_in_an_example() -> None:
             used |= {getattr(node, "id", ""), getattr(node, "attr", "")}
             used |= {one.name for one in node.names} if isinstance(node, ast.ImportFrom) else set()
     methods = {
-        name for owner in (Client, Steering, Reader, WorkspaceFiles) for name in vars(owner) if not name.startswith("_")
+        name
+        for owner in (Client, Steering, Reader, WorkspaceFiles)
+        for name, value in vars(owner).items()
+        if not name.startswith("_") and not isinstance(value, cached_property)
     }
     assert sorted((set(deckhands.__all__) | methods) - used) == []
 

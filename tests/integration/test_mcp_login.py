@@ -168,7 +168,7 @@ async def test_operator_logs_in_over_http(tmp_path: Path, remote: OAuthServer) -
 @pytest.mark.usefixtures("secret_key")
 async def test_only_the_browser_of_a_waiting_login_is_heard(tmp_path: Path, remote: OAuthServer) -> None:
     async with serving(tmp_path, remote) as (server, client), server.as_() as stranger:
-        path = "/mcp-logins/callback"
+        path = "/mcp-callback"
         for query in ("", "?code=c", "?code=c&state=guessed-0123456789", "?code=c&state=*", "?code=c&error=e&state=s"):
             assert (await stranger.get(f"{path}{query}")).json()["code"] == "no_login", query
         assert (await stranger.get("/mcp-logins")).status_code == 401
