@@ -128,6 +128,9 @@ def make_protocol(gateway: Gateway) -> type[H11Protocol]:
                 reason = "head_too_large"
             refusals["400", reason] += 1
             super().send_400_response(msg)
+            if self.cycle is not None:  # a second response would raise in the application
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Stop the time limit."""
