@@ -23,7 +23,6 @@ import contextlib
 import hashlib
 import json
 import random
-import selectors
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -40,6 +39,7 @@ from broker.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from deckhands.client import Client
+from tests.jumping_loop import JumpingLoop
 
 BLOCK_TOKENS = 16
 ENGINES = 4
@@ -76,36 +76,10 @@ class Recorded:
     turns: tuple[Turn, ...]
 
 
-class JumpingSelector(selectors.DefaultSelector):  # type: ignore[valid-type,misc]
-    """Advances a clock where a loop would wait."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> Any:
-        """Jump over the wait."""
-        assert timeout is not None, "every task waits for another one"
-        self._clock.advance(max(0.0, timeout))
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose time is that of a clock."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(JumpingSelector(clock))
-        self._own_clock = clock
-
-    def time(self) -> float:
-        """Return the time of the clock."""
-        return self._own_clock.monotonic()
-
-
 def run_virtually(act: Callable[[ManualClock], Coroutine[Any, Any, Result]]) -> Result:
     """Run a coroutine in virtual time."""
     clock = ManualClock()
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
+    with asyncio.Runner(loop_factory=lambda: JumpingLoop(clock)) as runner:
         return runner.run(act(clock))
 
 

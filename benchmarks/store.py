@@ -373,7 +373,7 @@ async def _watch(client: Client, conversation_id: str, arrivals: list[float]) ->
 
 
 async def measure_names(folder: Path) -> list[Line]:
-    """Measure the calls to what has one slot: budgets, quotas, and what is global."""
+    """Measure the calls to keys that have one slot: budgets, quotas and global ones."""
     nodes = Cluster(server_program("valkey"), folder, primaries=1, replicas=0)
     async with nodes.running():
         process = nodes.nodes[0].process

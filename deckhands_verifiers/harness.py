@@ -28,12 +28,10 @@ from deckhands.evaluation import (
     Instance,
     Results,
     derive_attempt_id,
+    get_reward,
     read_dataset,
 )
 from deckhands_verifiers.taskset import RESULT
-
-SCORED = frozenset({"resolved", "unresolved", "limit", "refused"})
-"""Outcomes of attempts that are results. Others are failures of the infrastructure, which a trainer leaves out."""
 
 
 class DeckhandsHarnessConfig(HarnessConfig):
@@ -91,7 +89,7 @@ class DeckhandsHarness(Harness[DeckhandsHarnessConfig]):
         except DeckhandsError as error:
             raise HarnessError(f"the cluster cannot run the rollout: {error}") from error
         trace.info[RESULT] = describe(row)
-        if row.outcome not in SCORED and trace.stop_condition is None:
+        if not row.counts and trace.stop_condition is None:
             raise HarnessError(f"the conversation {row.conversation_id} ended without a result: {row.cause}")
         return ProgramResult(0, row.outcome, "")
 
@@ -128,7 +126,7 @@ def describe(row: AttemptRow) -> dict[str, Any]:
         "conversation_id": row.conversation_id,
         "outcome": row.outcome,
         "cause": row.cause,
-        "reward": float(row.outcome == "resolved") if row.reward is None else row.reward,
+        "reward": get_reward(row),
         "step_rewards": list(row.step_rewards),
         "metrics": dict(row.metrics),
     }

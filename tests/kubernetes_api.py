@@ -553,20 +553,24 @@ class FakeCluster:
             running.stdin.close()  # the client is gone
 
         reading = asyncio.create_task(copy_in())
-        with suppress(ConnectionError):
-            await asyncio.gather(copy_out(running.stdout, 1), copy_out(running.stderr, 2))
-        code = await running.wait()
-        status: Object = {"metadata": {}, "status": "Success"}
-        if code:
-            status |= {
-                "status": "Failure", "reason": "NonZeroExitCode", "message": f"command terminated with exit code {code}",
-                "details": {"causes": [{"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}]},
-            }  # fmt: skip
-        check({"apiVersion": "v1", "kind": "Status", **status})
-        with suppress(ConnectionError):
-            await socket.send_bytes(bytes([3]) + json.dumps(status).encode())
-            await socket.close()
-        reading.cancel()
+        try:
+            with suppress(ConnectionError):
+                await asyncio.gather(copy_out(running.stdout, 1), copy_out(running.stderr, 2))
+            code = await running.wait()
+            status: Object = {"metadata": {}, "status": "Success"}
+            if code:
+                causes = [{"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}]
+                status |= {
+                    "status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes},
+                    "message": f"command terminated with exit code {code}",
+                }  # fmt: skip
+            check({"apiVersion": "v1", "kind": "Status", **status})
+            with suppress(ConnectionError):
+                await socket.send_bytes(bytes([3]) + json.dumps(status).encode())
+                await socket.close()
+        finally:  # the request may be cancelled when the cluster ends
+            reading.cancel()
+            running._transport.close()  # type: ignore[attr-defined]
         return socket
 
 
@@ -608,6 +612,8 @@ def running_cluster(folder: Path, volume: Path, **settings: Any) -> Iterator[Fak
         started.set()
         await ended.wait()
         await runner.cleanup()
+        for _ in range(3):  # pipes of programs close in the rounds after
+            await asyncio.sleep(0)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="kubernetes")
     thread.start()

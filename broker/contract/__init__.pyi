@@ -112,7 +112,7 @@ from .policies import ANALYZERS as ANALYZERS, BUILT_IN_ANALYZERS as BUILT_IN_ANA
 from .policies import PLUGIN_NAME as PLUGIN_NAME, POLICIES as POLICIES, STUCK_CODE as STUCK_CODE
 from .policies import ConfirmationPolicy as ConfirmationPolicy, LoopPolicy as LoopPolicy, LoopResponse as LoopResponse
 from .specs import ACP_AGENT as ACP_AGENT, ACP_PREFIX as ACP_PREFIX, LABEL_PATTERN as LABEL_PATTERN
-from .specs import SANDBOX_PATTERN as SANDBOX_PATTERN
+from .specs import IMAGE_SANDBOXES as IMAGE_SANDBOXES, SANDBOX_PATTERN as SANDBOX_PATTERN
 from .specs import NAME_PATTERN as NAME_PATTERN, AcpSpec as AcpSpec, AgentSpec as AgentSpec, CriticSpec as CriticSpec
 from .specs import GoalSpec as GoalSpec, Limits as Limits, MemorySpec as MemorySpec, OutputSpec as OutputSpec
 from .specs import PlanSpec as PlanSpec, Priority as Priority, PriorityName as PriorityName, SdkSpec as SdkSpec

@@ -445,13 +445,9 @@ def _refuse_extension(code: int, _: bytes) -> Any:
 
 
 @cache
-def _import_kinds() -> None:
-    import_modules(broker.contract)  # loading a module registers its kinds
-
-
 def find_kinds() -> Mapping[str, type[Event]]:
     """Return the classes of all kinds of events. `Event.KINDS` holds those that were needed so far."""
-    _import_kinds()
+    import_modules(broker.contract)  # loading a module registers its kinds
     return Event.KINDS
 
 

@@ -283,6 +283,10 @@ class WorkspaceNeeds(EventValue):
     cpus: float | None = Field(default=None, gt=0, le=MAX_NEED)
 
 
+IMAGE_SANDBOXES = ("docker", "kubernetes")
+"""The sandboxes whose workspaces may name an image."""
+
+
 class WorkspaceSpec(EventValue):
     """The workspace of a conversation's tools.
 
@@ -322,8 +326,8 @@ class WorkspaceSpec(EventValue):
     def _is_given_one_way(self) -> Self:
         if self.network and self.allow:
             raise ValueError("give either network or allow: with full network access, allow has no effect")
-        if self.image and self.sandbox not in ("docker", "kubernetes"):
-            raise ValueError("an image requires the sandbox docker or kubernetes")
+        if self.image and self.sandbox not in IMAGE_SANDBOXES:
+            raise ValueError(f"an image requires the sandbox {' or '.join(IMAGE_SANDBOXES)}")
         return self
 
 

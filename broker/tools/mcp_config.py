@@ -52,6 +52,11 @@ class OAuthSpec(BaseModel):
             raise ValueError("client_credentials needs a client_id and a client_secret")
         return self
 
+    @property
+    def needs_person(self) -> bool:
+        """Whether a user has to log in."""
+        return self.grant != "client_credentials"
+
 
 class McpServerSpec(BaseModel):
     """One server (OpenHands 10.8: limits and defaults).

@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.2
 EARLY_SECONDS = 60.0
 """A token is refreshed this long before it expires."""
 
-STATE = re.compile(r"[A-Za-z0-9_-]{16,128}")
+_STATE = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 AskPerson = Callable[[str], Awaitable[None]]
 ReadAnswer = Callable[[], "Awaitable[AuthorizationCodeResult]"]
@@ -137,7 +137,7 @@ class McpTokens:
 
     async def store_answer(self, state: str, answer: Mapping[str, str]) -> bool:
         """Store the first answer for the login that waits for it. Returns False if none does."""
-        if not STATE.fullmatch(state) or await self._load_answer(state) != {}:
+        if not _STATE.fullmatch(state) or await self._load_answer(state) != {}:
             return False
         kept = await self._store.call("SET", self._answer(state), self._seal(state, answer), "XX", "EX", ANSWER_SECONDS)
         return kept is not None
@@ -163,10 +163,10 @@ class McpTokens:
     async def _load_answer(self, state: str) -> dict[str, str] | None:
         """Return the stored answer, empty while it is expected; None if it is not."""
         found = await self._store.call("GET", self._answer(state))
+        if found is None:
+            return None
         try:
-            return (
-                None if found is None else dict(json.loads(decrypt(self.require_key(), found, f"mcp answer {state}")))
-            )
+            return dict(json.loads(decrypt(self.require_key(), found, f"mcp answer {state}")))
         except ValueError:  # not written with this key
             return None
 
@@ -254,7 +254,7 @@ class _Storage:
 
     def _is_persons(self) -> bool:
         """Return whether the record to write may be created only by a user's login."""
-        return self._new is None and self._oauth.grant != "client_credentials"
+        return self._new is None and self._oauth.needs_person
 
 
 async def require_login(server: McpServerSpec, tokens: McpTokens | None) -> None:
@@ -263,8 +263,7 @@ async def require_login(server: McpServerSpec, tokens: McpTokens | None) -> None
     Raises:
         LoginNeeded: a user has to log in first.
     """
-    oauth = server.oauth
-    if oauth is None or oauth.grant == "client_credentials":
+    if server.oauth is None or not server.oauth.needs_person:
         return
     if tokens is None or (await tokens.load(server)).tokens is None:
         raise make_login_needed(server)
@@ -298,7 +297,7 @@ def make_auth(
     oauth = server.oauth
     assert oauth is not None, "the server has no login"
     storage = _Storage(tokens, server, oauth, redirect_uri, _StoredLogin() if ask is not None else None)
-    if oauth.grant == "client_credentials":
+    if not oauth.needs_person:
         return ClientCredentialsOAuthProvider(
             server.url, storage, oauth.client_id, oauth.client_secret, scope=oauth.scope or None, issuer=oauth.issuer
         )
@@ -359,7 +358,7 @@ async def log_in(
     import httpx2
     from mcp.client.auth import OAuthFlowError
 
-    if server.oauth is None or server.oauth.grant == "client_credentials":
+    if server.oauth is None or not server.oauth.needs_person:
         raise UsageError(f"The MCP server {server.name} needs no login by a person.")
     tokens.require_key()  # before a person logs in for nothing
     before = await tokens.load_sealed(server.name)

@@ -1,8 +1,8 @@
 """The models that a worker can call: their settings and one client for each.
 
 Holds: equal settings share one client, and the number of clients is bounded. Address and key come from the worker's
-environment, never from a conversation, but for an endpoint that the operator's
-table allows. `choose` resolves a conversation's model name once, to an internal reference.
+environment, and from a conversation only for an endpoint that the operator's table allows. `choose` resolves a
+conversation's model name once, to an internal reference.
 A client is created in its own thread with a time limit, so one that hangs blocks nothing else.
 Does not: call the models; see `explain_model_call`.
 """

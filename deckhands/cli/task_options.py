@@ -12,6 +12,7 @@ import click
 from pydantic import ValidationError
 
 from broker.contract import (
+    IMAGE_SANDBOXES,
     MAX_SCHEMA_CHARS,
     AgentSpec,
     ConfirmationPolicy,
@@ -380,8 +381,8 @@ def workspace_of(options: SpecOptions, place: WorkspaceInput, sandbox: str) -> W
     if options.network and options.allow:
         raise UsageError("--network already allows every host, so --allow has no effect.", remedy="Use one of them.")
     chosen = options.sandbox or sandbox
-    if options.image and chosen not in ("docker", "kubernetes"):
-        raise UsageError("--image is for containers.", remedy="Add --sandbox docker or kubernetes.")
+    if options.image and chosen not in IMAGE_SANDBOXES:
+        raise UsageError("--image is for containers.", remedy=f"Add --sandbox {' or '.join(IMAGE_SANDBOXES)}.")
     pool = "bash"
     if options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS:
         pool = BROWSER_POOL

@@ -113,7 +113,7 @@ async def _open_store_of(kind: type[Source], settings: CliSettings, conversation
         return
     async with kind(await open_cluster(settings=settings), settings.archive) as source:
         try:
-            await source.logs.load_last_id(conversation_id)
+            await source.log_reader.load_last_id(conversation_id)
         except UnknownConversation:
             if await source.is_archived(conversation_id):
                 raise IsArchived(conversation_id) from None

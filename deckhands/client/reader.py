@@ -40,7 +40,7 @@ class Reader:
         self.store = store
         self.archive = _open_archive(archive, store) if archive else None
         self._conversations = Conversations(store)
-        self.logs = LogReader(store)
+        self.log_reader = LogReader(store)
 
     # A command that only shows a log needs neither of these, and their imports take a quarter of its time.
     @cached_property
@@ -125,13 +125,13 @@ class Reader:
         decode = decode_any if is_lenient else codec.decode
         last_id = after
         try:
-            pages = self.logs.read_pages(conversation_id, after=after, decode=decode, first_size=first_size)
+            pages = self.log_reader.read_pages(conversation_id, after=after, decode=decode, first_size=first_size)
             async for page in pages:
-                restore = self.logs.blobs.restore_event
+                restore = self.log_reader.blobs.restore_event
                 yield [await restore(conversation_id, event) for event in page] if is_whole else page
                 last_id = page[-1].id
             if after and last_id == after:
-                await self.logs.load_last_id(conversation_id)
+                await self.log_reader.load_last_id(conversation_id)
         except (UnknownConversation, CorruptEntry):
             if self.archive is None:
                 raise

@@ -9,7 +9,7 @@ from .attempts.status import parse_status as parse_status
 from .attempts.statistics import Distribution as Distribution, FailureClass as FailureClass
 from .attempts.statistics import classify_failures as classify_failures, compare_runs as compare_runs
 from .attempts.statistics import compute_distribution as compute_distribution, compute_summary as compute_summary
-from .attempts.statistics import format_mean as format_mean
+from .attempts.statistics import format_mean as format_mean, get_reward as get_reward
 from .attempts.steering import MAX_AT_ONCE as MAX_AT_ONCE, EvaluationSteering as EvaluationSteering, Requeue as Requeue
 from .attempts.steering import AttemptKey as AttemptKey, StoredSteering as StoredSteering
 from .attempts.stopping import StoppingCriterion as StoppingCriterion

@@ -83,7 +83,6 @@ DESIRED = {RUNNING: "running", PAUSED: "paused", ABORTED: "cancelled"}
 """The desired state of the run's evaluation."""
 MAX_DELEGATES = 256
 """How many conversations of delegates are read for one trajectory."""
-USABLE = frozenset({"resolved", "unresolved", "refused", "limit"})
 CUT, DELIVERED, STALE, TOO_SMALL = "cut", "delivered", "stale", "too_small"
 
 
@@ -424,7 +423,7 @@ class RolloutDriver:
         """Return the rows of trajectories that count: with tokens, and not partial, unless partial ones count."""
         found = []
         for row in rows:
-            is_kept = row.outcome in USABLE and (row.outcome != "limit" or self.spec.partial == "keep")
+            is_kept = row.counts and (row.outcome != "limit" or self.spec.partial == "keep")
             if not is_kept or not row.conversation_id:
                 continue
             if row.conversation_id not in self._replies:

@@ -102,12 +102,8 @@ async def _collect(
 def to_fields(texts: Sequence[str], found: Mapping[str, Sequence[Rollout]]) -> dict[str, list[Any]]:
     """Return a row for each text. A trajectory that is missing has one token that does not count, and no reward."""
     left = {text: list(rollouts) for text, rollouts in found.items()}
-    fields: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            *("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "segments", "conversation_id"),
-        )
-    }
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "segments", "conversation_id")
+    fields: dict[str, list[Any]] = {name: [] for name in names}
     if not any(left.values()):
         raise UsageError("No trajectory of this step has tokens.", remedy="`deckhands rollouts show` has the reason.")
     spare = next(one for rollouts in found.values() for one in rollouts)

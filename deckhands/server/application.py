@@ -109,13 +109,13 @@ def make_app(gateway: Gateway) -> FastAPI:
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     """Run the MCP session manager and keep the history of the cluster while the server runs."""
-    async with app.state.agent_tools.manager.run(), mcp_logins.keep_logins(app.state.mcp_logins):
+    async with app.state.agent_tools.manager.run():
         keeping = asyncio.create_task(app.state.gateway.history.keep())
         try:
             yield
         finally:
             keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            await asyncio.gather(keeping, app.state.mcp_logins.stop(), return_exceptions=True)
 
 
 def with_guard(gateway: Gateway) -> ASGIApp:

@@ -8,9 +8,7 @@ Does not: survive the end of its process: a login that waits then has to be star
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -74,8 +72,7 @@ class McpLogins:
     @property
     def servers(self) -> list[McpServerSpec]:
         """The servers that need the login of a user."""
-        servers = self._gateway.options.mcp_servers
-        return [one for one in servers if one.oauth is not None and one.oauth.grant != "client_credentials"]
+        return [one for one in self._gateway.options.mcp_servers if one.oauth is not None and one.oauth.needs_person]
 
     def problem_of(self, name: str) -> str:
         """Return why the last login at a server has failed; empty if it has not."""
@@ -140,15 +137,6 @@ async def logins_of(connection: HTTPConnection) -> McpLogins:
 
 
 LoginsOf = Annotated[McpLogins, Depends(logins_of)]
-
-
-@contextlib.asynccontextmanager
-async def keep_logins(logins: McpLogins) -> AsyncIterator[None]:
-    """Stop the logins that wait at the end of the block."""
-    try:
-        yield
-    finally:
-        await logins.stop()
 
 
 class ShownMcpLogin(BaseModel):

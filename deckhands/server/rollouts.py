@@ -224,12 +224,12 @@ async def listing(
 
     The header `Next-After` has the value of `after` for the next page; it is missing on the last one.
     """
-    from deckhands.rollouts import describe_runs
+    from deckhands.rollouts import NEXT_HEADER, describe_runs
 
     tenant = None if principal.is_for_all_tenants else principal.tenant
     rows, cursor = await describe_runs(gateway.store, tenant=tenant, limit=limit, after=after or "")
     if cursor:
-        response.headers["Next-After"] = cursor
+        response.headers[NEXT_HEADER] = cursor
     return [ShownRun.model_validate(row) for row in rows]
 
 

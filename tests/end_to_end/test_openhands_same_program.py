@@ -247,7 +247,7 @@ NOT_COMPARED = frozenset(
 )
 
 
-def reduced(recording: dict[str, Any]) -> list[dict[str, Any]]:
+def reduce_recording(recording: dict[str, Any]) -> list[dict[str, Any]]:
     """The events in an order that does not depend on which call of a reply ends first, and on when a change is shown."""
     events = recording["events"]
     places = {event["id"]: place for place, event in enumerate(events)}
@@ -259,7 +259,7 @@ def reduced(recording: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for event in in_order if (one := numbers.reduce(event)) is not None]
 
 
-def statuses(recording: dict[str, Any]) -> list[str]:
+def list_statuses(recording: dict[str, Any]) -> list[str]:
     """Each status that the conversation had, from event to event; a run that comes at once after a message hides `idle`."""
     changes = [event["value"] for event in recording["events"] if event.get("key") == "execution_status"]
     return [status for status in changes if status != "idle"]
@@ -268,7 +268,7 @@ def statuses(recording: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("walk", WALKS)
 async def test_program_sees_the_same_events_of_both_servers(recordings: Recordings, walk: str) -> None:
     theirs, ours = recordings["theirs"][walk], recordings["ours"][walk]
-    assert reduced(ours) == reduced(theirs)
+    assert reduce_recording(ours) == reduce_recording(theirs)
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -282,4 +282,4 @@ async def test_program_sees_the_same_states_of_both_servers(recordings: Recordin
         for n, state in enumerate(theirs["states"])
     ]
     if not continues:
-        assert statuses(ours) == statuses(theirs)
+        assert list_statuses(ours) == list_statuses(theirs)

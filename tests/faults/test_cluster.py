@@ -416,7 +416,7 @@ async def test_restarted_primary_with_an_old_map_is_not_believed(cluster: Cluste
     old = await cluster.find_node(find_slot(key))
     old.kill()
     new = await cluster.until_promoted(find_slot(key), other_than=old)
-    # It meets nobody, so it does not learn that it was replaced.
+    # It reaches no other node, so it does not learn that it was replaced.
     nodes = old.folder / "nodes.conf"
     nodes.write_text(re.sub(r"^((?!.*myself).*)@\d+", r"\1@1", nodes.read_text(), flags=re.MULTILINE))
     at = old.options.index("--cluster-port") + 1

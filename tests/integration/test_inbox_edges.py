@@ -316,7 +316,7 @@ async def test_each_entry_of_the_inbox_is_settled_or_kept(own_producer: Producer
     _, found = await store.connection.call("SCAN", "0", "MATCH", "deck:replies:*", "COUNT", "100000")
     assert set(found) == {keys.replies_key(name).encode() for name in (*MALFORMED, "v2")}
     assert await client.recent() == []
-    # Nobody waits for an answer.
+    # No producer waits for an answer.
     plain = f'{{"task": "do it", "model": "{own_producer.options(saying("done"))["model"]}"}}'
     await store.connection.call("XADD", keys.INBOX, "*", "v", "1", "request", plain)
     await until_empty(store)

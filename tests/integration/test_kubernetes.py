@@ -14,7 +14,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 import yaml
 
@@ -60,7 +62,7 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
 
 
 @asynccontextmanager
-async def podded(cluster: FakeCluster, **settings: Any) -> AsyncIterator[Workspaces]:
+async def start_workspaces(cluster: FakeCluster, **settings: Any) -> AsyncIterator[Workspaces]:
     settings = {"containers": cluster.settings(), **settings}
     async with opened(cluster.volume / "node", sandbox="kubernetes", **settings) as workspaces:
         yield workspaces
@@ -78,7 +80,7 @@ def names(cluster: FakeCluster) -> list[str]:
 
 
 async def test_pod_is_closed_and_belongs_to_its_conversation(cluster: FakeCluster) -> None:
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         run = Terminal(await workspaces.open("closed"))
         knock = "import socket; socket.socket(socket.AF_UNIX).connect('/run/deckhands/entrance/socket')"
         found = await run(
@@ -111,7 +113,7 @@ async def test_pod_is_closed_and_belongs_to_its_conversation(cluster: FakeCluste
 
 async def test_command_continues_in_its_pod_after_a_kill(cluster: FakeCluster) -> None:
     root = cluster.volume / "node"
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         await workspaces.open("survivor")
         gates = {name: Gate(root / "survivor" / "workspace", name) for name in ("started", "held")}
         for name in gates:
@@ -130,7 +132,7 @@ async def test_command_continues_in_its_pod_after_a_kill(cluster: FakeCluster) -
 
 
 async def test_killed_pod_leaves_an_unknown_outcome(cluster: FakeCluster) -> None:
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         workspace = await workspaces.open("killed")
         started = Gate(cluster.volume / "node" / "killed" / "workspace", "started")
         (cluster.volume / "node" / "killed" / "workspace" / "started").chmod(0o666)
@@ -170,13 +172,13 @@ def test_doctor_waits_longer_than_the_start_of_a_pod(cluster: FakeCluster, pendi
 
 async def test_sandbox_without_network_policies_is_refused(cluster: FakeCluster) -> None:
     cluster.enforces_network = False
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         with pytest.raises(SandboxUnsafe, match=r"connect_to_machine \(127\.0\.0\.1:"):
             await workspaces.open("reaching")
 
 
 async def test_worker_needs_only_the_documented_rights(cluster: FakeCluster) -> None:
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         await workspaces.open("least")
         assert sorted(set(cluster.requests)) == [
             *(("create", "pods"), ("delete", "pods"), ("get", "pods"), ("get", "pods/exec"), ("list", "pods"))
@@ -245,7 +247,7 @@ def test_role_and_policy_of_the_chart_suffice(guarded: FakeCluster) -> None:
 @pytest.mark.parametrize("case", sorted(EVIL))
 def test_policy_keeps_a_worker_from_other_pods(guarded: FakeCluster, case: str) -> None:
     guarded.enforces_security = False
-    pod = abandoned_pod(guarded)
+    pod = make_abandoned_pod(guarded)
     message, changes = EVIL[case]
     for path, value in changes.items():
         inner: Any = pod
@@ -263,7 +265,7 @@ def test_policy_keeps_a_worker_from_other_pods(guarded: FakeCluster, case: str) 
 
 @pytest.mark.parametrize("caller", ["deck-tools-1", "deck-tools", ""])
 async def test_policy_keeps_a_worker_from_sandboxes_of_others(guarded: FakeCluster, caller: str) -> None:
-    pod = abandoned_pod(guarded)
+    pod = make_abandoned_pod(guarded)
     name = pod["metadata"]["name"]
     with Api(ClusterAccess(config=str(guarded.config))) as api:
         made = api.create_pod(pod)
@@ -284,7 +286,7 @@ def test_policy_allows_the_priority_of_the_template(guarded: FakeCluster) -> Non
     values = [*PODS, "tools.kubernetes.template=spec: {priorityClassName: low}"]
     (policy,) = (each for each in render(values) if each["kind"] == "ValidatingAdmissionPolicy")
     guarded.policies = (policy,)
-    pod = abandoned_pod(guarded)
+    pod = make_abandoned_pod(guarded)
     pod["spec"]["priorityClassName"] = "low"
     with Api(ClusterAccess(config=str(guarded.config))) as api:
         assert api.create_pod(pod)["spec"]["priorityClassName"] == "low"
@@ -295,7 +297,7 @@ def test_policy_allows_the_priority_of_the_template(guarded: FakeCluster) -> Non
 
 @pytest.mark.parametrize("fault", [429, 500, 503, DROPPED])
 async def test_busy_api_server_delays_a_pod_only(cluster: FakeCluster, fault: int) -> None:
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         await workspaces.open("first")
         cluster.injected += [("create", fault), ("list", fault)] + [("get", fault)] * 5
         assert (await Terminal(await workspaces.open("second"))("echo served")).content == "served"
@@ -360,7 +362,7 @@ def test_fault_after_the_handover_keeps_the_pod(cluster: FakeCluster, is_taken: 
 
 
 def test_removal_waits_until_the_processes_have_ended(cluster: FakeCluster) -> None:
-    pod = abandoned_pod(cluster, root="/r", conversation="c", host="4" * 32)
+    pod = make_abandoned_pod(cluster, root="/r", conversation="c", host="4" * 32)
     name = pod["metadata"]["name"]
     with Api(ClusterAccess(config=str(cluster.config))) as api:
         api.create_pod(pod)
@@ -395,7 +397,7 @@ async def test_pod_that_cannot_start_is_explained(cluster: FakeCluster, change: 
 
 async def test_image_that_cannot_be_pulled_is_named(cluster: FakeCluster) -> None:
     cluster.pull_message = "manifest unknown\x1b[2J\nforged: line" + "x" * 5_000
-    async with podded(cluster, containers=cluster.settings(pending_seconds=10.0)) as workspaces:
+    async with start_workspaces(cluster, containers=cluster.settings(pending_seconds=10.0)) as workspaces:
         spec = WorkspaceSpec(sandbox="kubernetes", image=MISSING_IMAGE)
         with pytest.raises(WorkspaceUnavailable) as refused:
             await workspaces.open("missing", spec)
@@ -410,7 +412,7 @@ async def test_image_that_cannot_be_pulled_is_named(cluster: FakeCluster) -> Non
 
 async def test_image_that_is_pulled_late_is_waited_for(cluster: FakeCluster) -> None:
     cluster.failing_pulls = 2
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         run = Terminal(await workspaces.open("late", WorkspaceSpec(sandbox="kubernetes", image=MISSING_IMAGE)))
         assert (await run("echo pulled")).content == "pulled"
         assert cluster.failing_pulls == 0
@@ -420,7 +422,7 @@ async def test_directory_outside_the_volume_is_refused(cluster: FakeCluster, tmp
     project = tmp_path / "project"
     project.mkdir()
     os.chown(project, os.getuid() or 4321, -1)
-    async with podded(cluster, named=NamedDirectories([project])) as workspaces:
+    async with start_workspaces(cluster, named=NamedDirectories([project])) as workspaces:
         with pytest.raises(WorkspaceRefused, match=f"is not on the volume {CLAIM}"):
             await workspaces.open("outside", WorkspaceSpec(path=str(project)))
 
@@ -494,7 +496,7 @@ def test_account_of_a_pod_is_used_and_its_token_reread(cluster: FakeCluster, tmp
 # What is left over
 
 
-def abandoned_pod(cluster: FakeCluster, **labels: str) -> dict[str, Any]:
+def make_abandoned_pod(cluster: FakeCluster, **labels: str) -> dict[str, Any]:
     """Return the description of a pod as an earlier worker of this node made it."""
     made = sandbox_of(cluster)._make_pod(_enclosure(cluster, labels))
     made["spec"]["containers"][0]["command"] = ["sleep", "1000"]
@@ -509,9 +511,9 @@ def _enclosure(cluster: FakeCluster, labels: dict[str, str]) -> Enclosure:
 
 async def test_pods_of_dead_workers_are_removed(cluster: FakeCluster) -> None:
     root = str(cluster.volume / "node")
-    ours = abandoned_pod(cluster, root=root, conversation="forgotten", host="1" * 32)
-    program = abandoned_pod(cluster)
-    theirs = abandoned_pod(cluster, root="/elsewhere", conversation="theirs", host="2" * 32)
+    ours = make_abandoned_pod(cluster, root=root, conversation="forgotten", host="1" * 32)
+    program = make_abandoned_pod(cluster)
+    theirs = make_abandoned_pod(cluster, root="/elsewhere", conversation="theirs", host="2" * 32)
     with Api(ClusterAccess(config=str(cluster.config))) as api:
         for pod in (ours, program, theirs):
             api.create_pod(pod)
@@ -523,7 +525,7 @@ async def test_pods_of_dead_workers_are_removed(cluster: FakeCluster) -> None:
 
 
 async def test_living_pod_on_another_machine_is_replaced(cluster: FakeCluster) -> None:
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         await workspaces.open("moved")
         (before,) = cluster.sandboxes()
         cluster.pods[WORKER]["spec"]["nodeName"] = before["spec"]["nodeName"] + "-new"
@@ -534,11 +536,11 @@ async def test_living_pod_on_another_machine_is_replaced(cluster: FakeCluster) -
 
 
 async def test_pod_with_a_taken_name_is_replaced(cluster: FakeCluster) -> None:
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         await workspaces.open("taken")
         (ours,) = cluster.sandboxes()
         await workspaces.close("taken")
-        forged = abandoned_pod(cluster, root="/elsewhere", conversation="x", host="3" * 32)
+        forged = make_abandoned_pod(cluster, root="/elsewhere", conversation="x", host="3" * 32)
         forged["metadata"]["name"] = ours["metadata"]["name"]
         with Api(ClusterAccess(config=str(cluster.config))) as api:
             uid = api.create_pod(forged)["metadata"]["uid"]
@@ -558,7 +560,7 @@ def test_examination_keeps_living_programs_and_removes_abandoned_ones(cluster: F
         assert run.stdin is not None
         assert run.stdout.readline() == b"up\n"
         (living,) = names(cluster)
-        abandoned = abandoned_pod(cluster)
+        abandoned = make_abandoned_pod(cluster)
         with Api(ClusterAccess(config=str(cluster.config))) as api:
             api.create_pod(abandoned)
         found = {each.name: each for each in examine("kubernetes", cluster.settings(), cluster.volume / "node")}
@@ -570,7 +572,7 @@ def test_examination_keeps_living_programs_and_removes_abandoned_ones(cluster: F
 
 
 def test_program_with_locks_elsewhere_is_left_alone(cluster: FakeCluster) -> None:
-    theirs = abandoned_pod(cluster)
+    theirs = make_abandoned_pod(cluster)
     files = cluster.volume / "other" / ".sandbox"
     files.mkdir(parents=True)
     with Api(ClusterAccess(config=str(cluster.config))) as api:
@@ -643,12 +645,18 @@ def test_exit_code_outlives_a_refused_removal(cluster: FakeCluster) -> None:
 
 async def test_program_whose_connection_is_silent_is_given_up(cluster: FakeCluster) -> None:
     cluster.answers_pings = False
-    pod = abandoned_pod(cluster)
+    pod = make_abandoned_pod(cluster)
     given = json.dumps({"program": ["sleep", "1000"], "environment": {}, "directory": "/"}).encode()
     with Api(ClusterAccess(config=str(cluster.config))) as api:
         start(api, {"pod": pod, "claim": CLAIM, "locks": "/absent", "pending_seconds": 60.0}, ["sleep", "1000"])
         with pytest.raises(SandboxUnavailable, match="broke before it ended: the API server stopped answering"):
             await _Stream(api, pod["metadata"]["name"], given, heartbeat_seconds=0.2).serve()
+    port = urlsplit(cluster.url).port
+
+    def is_closed() -> bool:
+        return all(one.raddr == () or one.raddr.port != port for one in psutil.Process().net_connections("tcp"))
+
+    await until(is_closed, limit=60, what="the end of the connection")
 
 
 def test_hostile_output_is_output_and_nothing_else(cluster: FakeCluster) -> None:
@@ -674,7 +682,7 @@ async def test_words_of_a_failed_program_are_not_trusted(cluster: FakeCluster) -
         return start(pod)
 
     cluster._start = fail  # type: ignore[method-assign]
-    async with podded(cluster) as workspaces:
+    async with start_workspaces(cluster) as workspaces:
         with pytest.raises(WorkspaceUnavailable) as refused:
             await workspaces.open("failing")
     assert "its container ended with exit code 9" in str(refused.value)
@@ -682,7 +690,7 @@ async def test_words_of_a_failed_program_are_not_trusted(cluster: FakeCluster) -
 
 
 async def test_some_hosts_are_reached_from_a_pod(cluster: FakeCluster) -> None:
-    async with site() as host, podded(cluster, gate=GATE) as workspaces:
+    async with site() as host, start_workspaces(cluster, gate=GATE) as workspaces:
         run = Terminal(await workspaces.open("reaching", WorkspaceSpec(allow=(host,))))
         assert (await run(f'python3 -c "{FETCH.format(host)}"')).content == "hello"
         assert "403" in (await run(f'python3 -c "{FETCH.format("elsewhere.test")}"')).content
@@ -767,7 +775,7 @@ def test_template_that_would_be_ignored_is_refused(tmp_path: Path, text: str, re
 
 
 async def test_pod_that_ended_by_itself_is_swept(cluster: FakeCluster) -> None:
-    async with podded(cluster, idle_seconds=0.1) as workspaces:
+    async with start_workspaces(cluster, idle_seconds=0.1) as workspaces:
         workspace = await workspaces.open("idle")
         assert (await workspace.run(1, "bash", {"command": "exit"})).value["metadata"]["exit_code"] == 0
         (name,) = names(cluster)

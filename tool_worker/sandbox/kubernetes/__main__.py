@@ -284,7 +284,7 @@ def _check(api: Api, pod: Manifest) -> Manifest | None:
     if found is None or found["metadata"]["uid"] != pod["metadata"]["uid"]:
         raise SandboxUnavailable(f"The pod {name} was removed before it ran.")
     status: Manifest = found.get("status") or {}
-    state = next(iter(status.get("containerStatuses") or [{}])).get("state") or {}
+    state = _find_state(status)
     if "running" in state:
         return None
     if status.get("phase") in ("Failed", "Succeeded") or "terminated" in state:
@@ -301,9 +301,15 @@ def _check(api: Api, pod: Manifest) -> Manifest | None:
     return status
 
 
+def _find_state(status: Manifest) -> Manifest:
+    """Return the state of the container, which may be unknown yet."""
+    found: Manifest = next(iter(status.get("containerStatuses") or [{}])).get("state") or {}
+    return found
+
+
 def _explain(status: Manifest) -> str:
     """Return why a pod does not run, in the words of the scheduler or the kubelet."""
-    state = next(iter(status.get("containerStatuses") or [{}])).get("state") or {}
+    state = _find_state(status)
     refused = [each for each in status.get("conditions") or () if each.get("status") == "False" and each.get("message")]
     for found in (state.get("waiting") or {}, *refused, status):
         if found.get("reason") or found.get("message"):

@@ -415,27 +415,35 @@ def read_template(path: Path) -> Manifest:
 
     try:
         found = yaml.safe_load(path.read_text())
-        found = {} if found is None else found
-        metadata, spec = found.get("metadata") or {}, found.get("spec") or {}
-        if not isinstance(metadata, dict) or not isinstance(spec, dict):
-            raise AttributeError  # noqa: TRY004, TRY301  (as for the file itself)
-        containers = spec.get("containers") or []
-        unknown = {*found} - {"apiVersion", "kind", "metadata", "spec"}
-        if "template" in unknown:
-            problem = "only `metadata` and `spec` at the top: move them out of `template`"
-        elif set(spec) & {"initContainers", "ephemeralContainers", "volumes", "nodeName"} or unknown:
-            problem = "only `metadata` and `spec`, without volumes, nodeName and further containers"
-        elif len(containers) > 1 or any(each.get("name") != CONTAINER for each in containers):
-            problem = f"one container, named {CONTAINER}"
-        elif any(set(each) - {"name", "resources", "imagePullPolicy"} for each in containers):
-            problem = "only `resources` and `imagePullPolicy` of the container"
-        else:
-            return {"metadata": metadata, "spec": spec}
-    except AttributeError:
-        problem = "only mappings: the file itself, its `metadata`, its `spec` and the container"
-    except (OSError, yaml.YAMLError, TypeError) as error:
+    except (OSError, yaml.YAMLError, ValueError) as error:
         raise SandboxUnavailable(f"DECKHANDS_KUBERNETES_TEMPLATE: {path} cannot be read: {error}") from error
-    raise SandboxUnavailable(f"DECKHANDS_KUBERNETES_TEMPLATE: {path} may have {problem}")
+    found = {} if found is None else found
+    if problem := _find_template_problem(found):
+        raise SandboxUnavailable(f"DECKHANDS_KUBERNETES_TEMPLATE: {path} may have {problem}")
+    return {"metadata": found.get("metadata") or {}, "spec": found.get("spec") or {}}
+
+
+def _find_template_problem(found: object) -> str:
+    """Return what alone a template may have, if it has anything else; empty: it can be used."""
+    only_mappings = "only mappings: the file itself, its `metadata`, its `spec` and the container"
+    if not isinstance(found, dict):
+        return only_mappings
+    metadata, spec = found.get("metadata") or {}, found.get("spec") or {}
+    if not isinstance(metadata, dict) or not isinstance(spec, dict):
+        return only_mappings
+    unknown = {*found} - {"apiVersion", "kind", "metadata", "spec"}
+    if "template" in unknown:
+        return "only `metadata` and `spec` at the top: move them out of `template`"
+    if unknown or spec.keys() & {"initContainers", "ephemeralContainers", "volumes", "nodeName"}:
+        return "only `metadata` and `spec`, without volumes, nodeName and further containers"
+    containers = spec.get("containers") or []
+    if not isinstance(containers, list) or not all(isinstance(each, dict) for each in containers):
+        return only_mappings
+    if len(containers) > 1 or any(each.get("name") != CONTAINER for each in containers):
+        return f"one container, named {CONTAINER}"
+    if any(each.keys() - {"name", "resources", "imagePullPolicy"} for each in containers):
+        return "only `resources` and `imagePullPolicy` of the container"
+    return ""
 
 
 def remove_pods(api: Api, pods: Sequence[Manifest]) -> None:

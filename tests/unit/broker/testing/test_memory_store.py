@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -15,28 +13,7 @@ from broker.store.store import open_store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from tests.broker_parts import CID, begin, message
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """A loop whose time jumps to the next timer as soon as nothing is left to do."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(_JumpingSelector(clock))
-        self._jumping = clock
-
-    def time(self) -> float:
-        return self._jumping.monotonic()
-
-
-class _JumpingSelector(selectors.SelectSelector):
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "everybody waits for ever"
-        self._clock.advance(max(timeout, 0))
-        return super().select(0)
+from tests.jumping_loop import JumpingLoop
 
 
 async def go_on(seconds: float) -> None:
