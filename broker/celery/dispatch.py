@@ -30,12 +30,15 @@ class SentTaskState:
         is_known: False if it was never sent, waits in its queue, or runs without reporting so.
         is_ready: it has ended.
         error: how it failed; empty if it succeeded or has not ended.
+        is_unsure: the error is one of a broker or result backend. Celery records it for a task that ran and whose
+            result could not be stored, too.
         value: its return value.
     """
 
     is_known: bool
     is_ready: bool
     error: str = ""
+    is_unsure: bool = False
     value: Any = None
 
 
@@ -65,8 +68,14 @@ class TaskSender:
     @property
     def connection_errors(self) -> tuple[type[Exception], ...]:
         """The errors of a broker or result backend that cannot be reached at the moment."""
+        return (OSError, *self._recorded_errors)
+
+    @property
+    def _recorded_errors(self) -> tuple[type[Exception], ...]:
+        """The connection errors that tasks do not raise for files and sockets of their own."""
         own = getattr(self._app.backend, "connection_errors", ())
-        return (OSError, OperationalError, redis_errors.ConnectionError, redis_errors.TimeoutError, *own)
+        libraries = (each for each in own if each.__module__ != "builtins")
+        return (OperationalError, redis_errors.ConnectionError, redis_errors.TimeoutError, *libraries)
 
     def send(self, task: str, arguments: Mapping[str, Any], *, task_id: str, queue: str | None) -> None:
         """Send a task. Its worker runs it once for each time it is sent."""
@@ -84,7 +93,8 @@ class TaskSender:
         if state in READY_STATES:
             found = result.result
             error = f"{type(found).__name__}: {found}" if isinstance(found, BaseException) else str(found)
-            return SentTaskState(is_known=True, is_ready=True, error=error or state)
+            is_unsure = isinstance(found, self._recorded_errors)
+            return SentTaskState(is_known=True, is_ready=True, error=error or state, is_unsure=is_unsure)
         return SentTaskState(is_known=state != "PENDING", is_ready=False)
 
     def revoke(self, task_id: str, *, may_terminate: bool = False) -> None:

@@ -119,8 +119,8 @@ class _Calls:
             try:
                 await asyncio.to_thread(sender.send, self._task, given, task_id=task_id, queue=self._queue)
             except Exception as error:
-                text = f"The task {self._task} may have been sent: {type(error).__name__}: {error}"
-                raise ToolFailed(text, remedy="It may have taken effect: check before you repeat it.") from error
+                text = f"The task {self._task} may have been sent: {type(error).__name__}: {error}. "
+                return OutcomeUnknownObservation(content=text + "It may run: check before you repeat it.")
         state = await self._wait_or_revoke(sender, context, deadline)
         if state is None:
             await self._revoke(sender, task_id)
@@ -183,6 +183,9 @@ class _Calls:
             _log.warning("the task %s could not be revoked: %s", task_id, error)
 
     def _result_of(self, state: SentTaskState) -> Any:
+        if state.is_unsure:
+            text = f"The result of the task {self._task} could not be stored: {state.error}. "
+            return OutcomeUnknownObservation(content=text + "It may have run: check before you repeat it.")
         if state.error:
             raise ToolFailed(f"The task {self._task} failed: {state.error}")
         return state.value

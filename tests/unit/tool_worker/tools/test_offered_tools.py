@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from kombu.exceptions import OperationalError
 
 from broker.celery.dispatch import TaskSender
 from broker.contract.actions import ToolCallAction
@@ -317,6 +319,31 @@ async def test_unreadable_result_ends_the_call_at_once() -> None:
         assert call is not None
         with pytest.raises(ToolFailed, match=r"The result of the task .* cannot be read"):
             await asyncio.wait_for(call({"order": 1}, context), 10)  # its own limit is 30 s
+
+
+@pytest.mark.parametrize(
+    ("recorded", "is_unsure"),
+    [
+        (redis.BusyLoadingError("Valkey is loading the dataset in memory"), True),
+        (OperationalError("the broker is away"), True),
+        (FileNotFoundError("no such order"), False),
+    ],
+)
+async def test_task_whose_result_could_not_be_stored_has_an_unknown_outcome(
+    recorded: Exception, is_unsure: bool
+) -> None:
+    """Celery's worker records its own connection errors as the failure of a task that ran."""
+    context = ToolContext("c", 2)
+    shop.backend.mark_as_failure(f"deckhands-{context.idempotency_key}", recorded)
+    assert refund_tool.check is not None
+    for call in (refund_tool.run, refund_tool.check):
+        if is_unsure:
+            found = await call({"order": 1}, context)
+            assert isinstance(found, OutcomeUnknownObservation)
+            assert str(recorded) in found.content
+        else:
+            with pytest.raises(ToolFailed, match="no such order"):
+                await call({"order": 1}, context)
 
 
 async def test_missing_backend_is_asked_again_until_the_limit() -> None:
