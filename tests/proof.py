@@ -9,7 +9,8 @@ A test hands in what it measured with the fixture `proof`:
     proof.record("kills of workers", trials=500, failures=0, unit="kills", seed=7, figures={"takeover, p99": "2.1 s"})
 
 Holds: no figure is on the page that a command of its section did not measure; a section that was not run keeps its
-earlier results with their date. A suite that failed is shown as failed.
+earlier results with their date. A suite that failed is shown as failed. Where each run draws its trials anew, the page adds the
+trials of all runs up, those with failures too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,6 +62,7 @@ class Section:
         method: how it is tried, without figures.
         limits: what is not shown.
         arguments: what `python -m` runs; `SECONDS` stands for the limit of time.
+        is_added_up: each run draws other trials of the section's first record.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Section:
     method: str
     arguments: Sequence[str]
     limits: str = ""
+    is_added_up: bool = False
 
     @property
     def command(self) -> str:
@@ -105,6 +108,7 @@ SECTIONS = (
         "`tests/faults/test_sentinel_faults.py` and `tests/integration/test_acks.py`. Every replica that Sentinels may "
         "promote has to confirm, because one of them is not enough "
         "([decision 41](decisions/0041-sentinels-and-when-a-write-counts.md)).",
+        is_added_up=True,
     ),
     Section(
         "pairs",
@@ -191,8 +195,9 @@ SECTIONS = (
         "`tests/faults/test_effects.py` compares its observation with the ledger: a success without an effect is lost, a "
         "second effect is doubled, and an effect whose action has neither a success nor an unknown outcome is unsaid. "
         "Each log is verified. The counting is tested with planted contradictions.",
-        ["pytest", "tests/faults/test_effects.py", "-k", "five_hundred or count_finds", LIMIT, "SECONDS"],
-        "10,000 kills are part of `make soak`.",
+        ["pytest", "tests/faults/test_effects.py", "-k", "ten_thousand or count_finds", LIMIT, "SECONDS"],
+        "10,000 kills in one run, which are part of `make soak`, take hours.",
+        is_added_up=True,
     ),
 )
 
@@ -294,6 +299,18 @@ def count_tests(report: Path) -> dict[str, int]:
     return {"passed": total["tests"] - failed - total["skipped"], "failed": failed, "skipped": total["skipped"]}
 
 
+def add_up(runs: Iterable[Mapping[str, Any]]) -> Record:
+    """Return a record with the trials and failures of the first records of all runs."""
+    records = [Record(**each) for run in runs for each in run["records"][:1]]
+    trials, failures = sum(each.trials for each in records), sum(each.failures for each in records)
+    return replace(records[-1], trials=trials, failures=failures)
+
+
+def shorten(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a later run keeps of a run."""
+    return {"date": result["date"], "records": [each | {"figures": {}} for each in result["records"][:1]]}
+
+
 def load_results() -> dict[str, dict[str, Any]]:
     """Return the kept results, by section."""
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(KEPT.glob("*.json"))}
@@ -326,6 +343,12 @@ def _render_section(section: Section, result: Mapping[str, Any]) -> Iterable[str
             seed = "-" if record.seed is None else record.seed
             yield f"| {record.name} | {record.trials:,} {record.unit} | {record.failures:,} | {record.bound} | {seed} |"
         yield ""
+    if section.is_added_up and result.get("earlier"):
+        runs = [*result["earlier"], result]
+        total = add_up(runs)
+        failed = f"{total.failures:,} failures" if total.failures else f"no failure, bound {total.bound}"
+        yield f"**All {len(runs)} runs** since {runs[0]['date']}: {total.trials:,} {total.unit}, {failed}."
+        yield ""
     figures = [(record, name, value) for record in records for name, value in record.figures.items()]
     if figures:
         yield from ("| figure | value |", "|---|---|")
@@ -344,8 +367,10 @@ def render_readme(text: str, results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the README with the rows of its table that are measured here."""
     rows = []
     for section in SECTIONS:
-        for each in results.get(section.name, {}).get("records", ())[:1]:
-            record = Record(**each)
+        result = results.get(section.name, {"records": ()})
+        if result["records"]:
+            runs = result.get("earlier", []) if section.is_added_up else []
+            record = add_up([*runs, result])
             seen = f"{record.failures:,} failures" if record.failures else "no failure"
             link = f"[{section.title.lower()}](docs/proof.md#{section.title.lower().replace(' ', '-')})"
             rows.append(f"| **{record.trials:,} {record.unit}** | {seen}: {link} |")
@@ -372,6 +397,8 @@ def main() -> int:
     for section in () if options.render else SECTIONS:
         if not options.sections or section.name in options.sections:
             result = run_section(section, options.seconds)
+            if section.is_added_up and (before := load_results().get(section.name)):
+                result["earlier"] = [*before.get("earlier", ()), shorten(before)]
             has_failed |= result["ended"] == "failed"
             KEPT.mkdir(exist_ok=True)
             (KEPT / f"{section.name}.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")

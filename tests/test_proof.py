@@ -34,6 +34,16 @@ def test_failed_suite_is_shown_as_failed() -> None:
     assert "2 failures" in render_readme(f"{START}{END}", {SECTIONS[0].name: SOME})
 
 
+def test_runs_that_draw_their_trials_anew_are_added_up() -> None:
+    first, other = (next(each for each in SECTIONS if each.is_added_up is is_added_up) for is_added_up in (True, False))
+    later = {**SOME, "earlier": [page.shorten(SOME), page.shorten({**SOME, "date": "2026-01-02"})]}
+    text = render_page({first.name: later, other.name: SOME})
+    assert text.count("**All ") == 1
+    assert "**All 3 runs** since 2026-01-01: 1,800 kills, 6 failures." in text
+    assert "| **1,800 kills** | 6 failures" in render_readme(f"{START}{END}", {first.name: later})
+    assert "| **600 kills** | 2 failures" in render_readme(f"{START}{END}", {other.name: later})
+
+
 def test_bound_is_three_in_n() -> None:
     assert Record("kills", 600).bound == "< 0.005"
     assert Record("kills", 600, failures=1).bound == "-"

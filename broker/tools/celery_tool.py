@@ -118,7 +118,7 @@ class _Calls:
         if not found.is_known:
             try:
                 await asyncio.to_thread(sender.send, self._task, given, task_id=task_id, queue=self._queue)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (a broker's library may raise anything after it has sent)
                 text = f"The task {self._task} may have been sent: {type(error).__name__}: {error}. "
                 return OutcomeUnknownObservation(content=text + "It may run: check before you repeat it.")
         state = await self._wait_or_revoke(sender, context, deadline)

@@ -6,17 +6,35 @@ import asyncio
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx2
 
+from tests.forked_programs import ForkedProgram
 from tests.polling import until
 
 LIMIT_SECONDS = 60.0
 NO_MORE: Mapping[str, str] = {}
-ROOT = Path(__file__).resolve().parents[2]
+
+
+class ServerProcess:
+    """A server's process, with those parts of `asyncio.subprocess.Process` that tests use."""
+
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str]) -> None:
+        self._program = ForkedProgram(module, *arguments, environment=environment, output=None)
+        self.pid = self._program.pid
+        self.send_signal = self._program.send_signal
+        self.kill = self._program.kill
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._program.poll()
+
+    async def wait(self) -> int:
+        """Wait until it ends and return its exit status."""
+        return await asyncio.to_thread(self._program.wait)
 
 
 def free_port() -> int:
@@ -33,7 +51,7 @@ async def server(
     limit_seconds: float | None = None,
     options: Sequence[str] = (),
     environment: Mapping[str, str] = NO_MORE,
-) -> AsyncIterator[asyncio.subprocess.Process]:
+) -> AsyncIterator[ServerProcess]:
     """A server, once it answers; killed by SIGKILL at the end.
 
     Args:
@@ -42,16 +60,9 @@ async def server(
     """
     usual = ("deckhands", "serve", "--port", str(port), *options)
     hurried = ("tests.faults.hurried_server", url, str(port), str(limit_seconds))
-    running = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", *(usual if limit_seconds is None else hurried)),
-        env={
-            "PATH": os.environ["PATH"],
-            "DECKHANDS_URL": url,
-            "DECKHANDS_HOME": str(home),
-            "PYTHONPATH": str(ROOT),
-            **environment,
-        },
-        stderr=asyncio.subprocess.DEVNULL,
+    running = ServerProcess(
+        *(usual if limit_seconds is None else hurried),
+        environment={"PATH": os.environ["PATH"], "DECKHANDS_URL": url, "DECKHANDS_HOME": str(home), **environment},
     )
     try:
         async with httpx2.AsyncClient() as client:
@@ -65,6 +76,5 @@ async def server(
             await until(answers, limit=LIMIT_SECONDS, what="server")
         yield running
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            running.kill()
+        running.kill()
         await running.wait()
