@@ -27,8 +27,7 @@ from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.opening import skill_installer
-from tool_worker.workspace.opening.skill_installer import CACHE, MAX_CACHED, SkillInstaller
+from tool_worker.workspace.opening.skill_installer import CACHE, MAX_ARCHIVE_BYTES, MAX_CACHED, SkillInstaller
 
 CID = "conversation"
 PDF = "---\nname: pdf\ndescription: Reads PDFs.\n---\nRun it."
@@ -199,7 +198,7 @@ async def test_tenant_reaches_no_place_that_the_operator_has_not_named(node: Nod
 
 @pytest.mark.parametrize("form", ["git+http://{}/x#" + "1" * 40, "http://{}/x.tar.gz#sha256=" + "1" * 64])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254"])
-async def test_internal_address_is_not_reached_even_if_a_rule_names_its_host(node: Node, host: str, form: str) -> None:
+async def test_internal_address_is_not_reached_though_a_rule_names_it(node: Node, host: str, form: str) -> None:
     node.gate = EgressGate()
     with service("0.0.0.0") as asked:
         place = f"{host}:{asked.port}"
@@ -266,13 +265,12 @@ async def test_hostile_archive_is_refused(node: Node, content: Callable[[], byte
         assert words in await node.refusal(pin(f"{ALLOWED}:{asked.port}/a.tar.gz", asked.body))
 
 
-async def test_archive_that_never_ends_is_cut(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skill_installer, "MAX_ARCHIVE_BYTES", 1_000)
+async def test_download_of_a_large_archive_is_cut(node: Node) -> None:
     with service(ALLOWED) as asked:
-        asked.status, asked.body = 200, b"x" * 2_000
+        asked.status, asked.body = 200, bytes(MAX_ARCHIVE_BYTES + 1)
         node.rules = (f"{ALLOWED}:{asked.port}",)
         said = await node.refusal(pin(f"{ALLOWED}:{asked.port}/a.tar.gz", asked.body))
-        assert "more than 1,000 bytes" in said
+        assert "more than 67,108,864 bytes" in said
 
 
 async def test_links_of_an_archive_are_left_out(node: Node) -> None:

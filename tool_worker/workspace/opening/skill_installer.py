@@ -173,7 +173,7 @@ class SkillInstaller:
             return packed
 
     async def _download(self, source: SkillSource) -> bytes:
-        """Download an archive through a proxy of its own, which connects to checked addresses of its host alone."""
+        """Download an archive through a separate proxy, which connects to checked addresses of its host alone."""
         import httpx
 
         from tool_worker.sandbox import EgressProxy, EgressRules
