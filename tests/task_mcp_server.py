@@ -37,7 +37,12 @@ def question(message: str = "Which size?", **params: Any) -> dict[str, Any]:
 
 @dataclass
 class RemoteJob:
-    """A task; `seconds` counts from its start, None until the test ends it."""
+    """A task.
+
+    Attributes:
+        ends_at: infinite until the test ends it.
+        is_end_seen: a poll was answered after its end.
+    """
 
     name: str
     ends_at: float
@@ -45,6 +50,7 @@ class RemoteJob:
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     polls: int = 0
+    is_end_seen: bool = False
     is_asking: bool = False
     message: str = ""
 
@@ -151,6 +157,7 @@ class TaskServer:
         if asyncio.get_running_loop().time() < job.ends_at:
             is_asking = job.is_asking
             return {**about, "status": "input_required", "inputRequests": self.questions} if is_asking else about
+        job.is_end_seen = True
         text = [{"type": "text", "text": f"{job.name} is done"}]
         return {**about, "status": "completed", "result": job.result or {"content": text, "isError": False}}
 

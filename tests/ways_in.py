@@ -62,6 +62,7 @@ WAYS = (
 REPOSITORY = (
     Feature("workspace", "workspace", "workspaces.md", ("workspace",)),
     Feature("skills", "repository skills", "agents.md#skills"),
+    Feature("task_skills", "skills of the task", "agents.md#skills-of-a-task", ("skills",)),
     Feature("agents_md", "`AGENTS.md`", "agents.md#skills"),
     Feature("agent_files", "agents in files", "agents.md#agents-in-files"),
     Feature("setup", "`setup.sh`", "workspaces.md#scripts-of-a-repository"),
@@ -122,6 +123,7 @@ MISSING: Mapping[tuple[str, str], str] = {
     ("schedule", "key"): "Each tick is a new conversation; its key is the name of the schedule and the time.",
     ("eval", "skills"): "Instructions in the files of an instance are read only if it has a `setup`: they are not a "
     "part of the task.",
+    ("eval", "task_skills"): "Attempts read their instance alone, so that they can be compared with others.",
     ("eval", "agent_files"): "Attempts do not delegate, see *delegates*.",
     ("eval", "agents_md"): "Instructions in the files of an instance are read only if it has a `setup`: they are not "
     "a part of the task.",

@@ -152,6 +152,7 @@ class World:
             "DECKHANDS_SECRET_SOURCES": str(self.root / "sources.toml"),
             "DECKHANDS_TOOLS": "tests.example_tools:add",
             "DECKHANDS_MCP": str(self.root / "mcp.json"),
+            "DECKHANDS_SKILL_SOURCES": str(self.root / "lore"),
             "EXAMPLE_TOOLS_TRACE": str(self.root / "trace"),
             "PYTHONPATH": str(ROOT),
         }
@@ -216,6 +217,7 @@ def options_of(world: World, fields: Fields, *, pictures: bool = True) -> list[s
             for name, secret in fields.get("secrets", {}).items()
         ),
         *(("--tool", key) for key in fields.get("tools", ())),
+        *(("--skills", source) for source in fields.get("skills", ())),
         *(("--mcp-servers", f"{name}={server['url']}") for name, server in fields.get("mcp_servers", {}).items()),
         ("-w", fields.get("workspace")),
         *((f"--{name.replace('_', '-')}", fields.get(name)) for name in PLAIN),

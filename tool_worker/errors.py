@@ -3,7 +3,8 @@
     WorkspaceError ├── WorkspaceUnavailable no host could be started or reached [retryable] │ └── HostLost the host
     ended or stopped answering during a request [retryable] ├── WorkspaceLost its directory is gone ├── WorkspaceRefused
     the directory may not be a workspace ├── WorkspaceConflict opened before with another directory, sandbox or network
-    ├── SourceUnusable its source cannot be cloned, unpacked or recorded ├── FileUnfit a file that cannot be copied out
+    ├── SourceUnusable its source cannot be cloned, unpacked or recorded ├──
+    SkillsUnavailable skills of the task cannot be installed ├── FileUnfit a file that cannot be copied out
     of or into a workspace ├── WorkspaceTooLarge exceeds the limits of saving or transferring ├── CheckpointCorrupt the
     saved copy is damaged ├── CheckpointsUnavailable the storage of checkpoints cannot be used now [retryable] ├──
     HostRefused the host did not start the action; carries the host's code ├── EgressRefused asks for more network
@@ -71,6 +72,12 @@ class SourceUnusable(WorkspaceError):
     """The source or the original state of a workspace is not available."""
 
     code = "source_unusable"
+
+
+class SkillsUnavailable(WorkspaceError):
+    """Skills that a task names are not allowed, cannot be fetched, or cannot be used."""
+
+    code = "skills_unavailable"
 
 
 class FileUnfit(WorkspaceError):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from broker.contract import LABEL_PATTERN, parse_host_rules
+from broker.contract import LABEL_PATTERN, SkillSourceRule, parse_host_rules
 from broker.runtime import AddressRules, BrokerSettings, Count, Seconds, UsageError, arm, split_paths
 from broker.secrets import find_private_paths, load_secret_key, parse_workspace_roots
 from broker.tools import AllowedServers, McpServerSpec, read_allowed, read_servers
@@ -81,6 +81,13 @@ class ToolVariables(BrokerSettings):
     repository_roots: Annotated[
         str, Field(description="directories below which `git+file://` may clone, separated by commas; empty: none")
     ] = ""
+    skill_sources: Annotated[
+        str,
+        Field(
+            description="places that tasks may name skills from: `HOST/PATH`, `/FOLDER`, or `TENANT=` before it, "
+            "separated by commas; empty: none"
+        ),
+    ] = ""
     chromium: Annotated[str, Field(description="path of Chromium; empty: the usual places")] = ""
     git_user_name: Annotated[
         str, Field(description="git's author name in workspaces that configure none; empty: none")
@@ -128,6 +135,7 @@ class ToolSettings:
         limits: Resource limits of a workspace.
         gate: Network access that workspaces may get.
         repository_roots: Directories below which local repositories may be cloned.
+        skill_rules: Sources of skills that tasks may name.
         workspace_limits: Size limits of a workspace.
         no_change_timeout_seconds: A command is answered after this long without output; `NO_CHANGE_TIMEOUT_SECONDS`.
         environment: Variables of every shell: `X` for each `SANDBOX_ENV_X`.
@@ -156,6 +164,7 @@ class ToolSettings:
     limits: ResourceLimits
     gate: EgressGate
     repository_roots: RepositoryRoots
+    skill_rules: tuple[SkillSourceRule, ...]
     secret_key: Callable[[], bytes | None]
     named: NamedDirectories
     git_identity: GitIdentity
@@ -191,6 +200,7 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         limits=_make_limits(variables),
         gate=_make_gate(variables),
         repository_roots=_make_repository_roots(variables),
+        skill_rules=_make_skill_rules(variables),
         secret_key=partial(load_secret_key, variables),
         named=NamedDirectories(
             parse_workspace_roots(split_paths(variables.workspace_roots)), find_private_paths(variables)
@@ -264,6 +274,16 @@ def _make_gate(variables: ToolVariables) -> EgressGate:
             f"DECKHANDS_EGRESS_PRIVATE cannot be used: {error}.", remedy="Write networks such as 10.2.0.0/16."
         ) from error
     return EgressGate(ceiling, private, variables.egress_bytes)
+
+
+def _make_skill_rules(variables: ToolVariables) -> tuple[SkillSourceRule, ...]:
+    try:
+        return tuple(map(SkillSourceRule.parse, _split_words(variables.skill_sources)))
+    except ValueError as error:
+        raise UsageError(
+            f"DECKHANDS_SKILL_SOURCES cannot be used: {error}.",
+            remedy="Write places such as git.example.com/team, acme=git.example.com/acme or /srv/skills.",
+        ) from error
 
 
 def _make_repository_roots(variables: ToolVariables) -> RepositoryRoots:

@@ -127,6 +127,11 @@ from .session_events import AcpPermissionAction as AcpPermissionAction, AcpTurnA
 from .session_events import IPythonRunCellAction as IPythonRunCellAction
 from .session_events import IPythonRunCellObservation as IPythonRunCellObservation
 from .markdown import MAX_FILE_BYTES as MAX_FILE_BYTES, shorten_text as shorten_text
+from .skill_sources import MAX_SKILL_SOURCES as MAX_SKILL_SOURCES, MAX_SOURCE_CHARS as MAX_SOURCE_CHARS
+from .skill_sources import SKILL_SOURCE_PATTERN as SKILL_SOURCE_PATTERN, SkillSource as SkillSource
+from .skill_sources import SkillSourceRule as SkillSourceRule, check_skill_folder as check_skill_folder
+from .skill_sources import find_skill_folders as find_skill_folders, find_skill_name as find_skill_name
+from .skill_sources import parse_skill_source as parse_skill_source
 from .skills import FILE_MARK as FILE_MARK, HOOK_SCRIPT as HOOK_SCRIPT, INSTRUCTION_FILES as INSTRUCTION_FILES
 from .skills import MAX_HEAD_BYTES as MAX_HEAD_BYTES, MAX_SURVEY_BYTES as MAX_SURVEY_BYTES
 from .skills import MAX_NESTED_DEPTH as MAX_NESTED_DEPTH, MAX_NESTED_FILES as MAX_NESTED_FILES

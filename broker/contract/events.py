@@ -133,6 +133,7 @@ class ConversationCreated(Event):
         pinned_version: the only version of controller workers that may continue it; None: any.
         rollout: the exact tokens of its replies are recorded; None: they are not.
         mcp_servers: MCP servers of this conversation alone, by their names; None for none.
+        skills: sources of skills for its workspace, see `broker.contract.skill_sources`; None for none.
         headless: no user can be asked.
         title: a title for listings.
         forked_from: `ID@EVENT` of the conversation that it was forked from; None if it is no fork.
@@ -160,6 +161,7 @@ class ConversationCreated(Event):
     pinned_version: str | None = None
     rollout: bool | None = None
     mcp_servers: dict[str, McpAddress] | None = None
+    skills: tuple[str, ...] | None = None
     traceparent: Traceparent = None
 
     @property

@@ -288,8 +288,9 @@ class SurveyObservation(Observation):
         is_complete: the command ran to its end.
         scripts: the repository's own scripts that exist, see `broker.contract.skills`.
         tools: the tools of the MCP servers of this conversation; None for none.
-        failure: why a server of the task cannot be used; empty if all can.
-        left_out: why servers of skills cannot be used; None if all can.
+        failure: why a server or a skill of the task cannot be used; empty if all can.
+        failure_code: the code of the error; empty for that of a server.
+        left_out: why skills of the task, or servers of skills, cannot be used; None if all can.
     """
 
     kind: Literal["observation.survey"] = "observation.survey"
@@ -299,6 +300,7 @@ class SurveyObservation(Observation):
     scripts: tuple[str, ...] = ()
     tools: tuple[ToolOffer, ...] | None = None
     failure: str = ""
+    failure_code: str = ""
     left_out: tuple[str, ...] | None = None
 
     @property

@@ -22,11 +22,14 @@ class OpenWorkspaceAction(Action):
 
 
 class SurveyAction(Action):
-    """Read the workspace's instructions for agents: AGENTS.md, skills and the like. It changes nothing.
+    """Read the workspace's instructions for agents: AGENTS.md, skills and the like.
+
+    It changes nothing, except that skills of the task are installed first.
 
     Attributes:
         servers: the MCP servers of the task whose tools are to be listed, by their names; None for none.
         with_skills: the agent reads the skills of the workspace.
+        skills: the sources of the task's skills, which are installed in the workspace first; None for none.
     """
 
     kind: Literal["action.survey"] = "action.survey"
@@ -37,6 +40,7 @@ class SurveyAction(Action):
     is_shown_to_users: ClassVar[bool] = False
     servers: dict[str, McpAddress] | None = None
     with_skills: bool = True
+    skills: tuple[str, ...] | None = None
 
 
 class DigestWorkspaceAction(Action):

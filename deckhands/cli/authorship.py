@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import click
 
 from broker.contract import OperatorActed
+from broker.runtime import UsageError
 from deckhands.client import Client, check_note
 
 _KEY = "deckhands.authorship"
+T = TypeVar("T")
 
 
 def _keep(context: click.Context, option: click.Parameter, text: str) -> None:
@@ -50,6 +52,27 @@ async def record_operation(client: Client, action: str, target: str) -> None:
         from deckhands.server import Operations
 
         await Operations(client.store).record(found[0], "", action, target, found[1])
+
+
+def recording(act: Callable[[Client], Awaitable[T]], action: str, target: str) -> Callable[[Client], Awaitable[T]]:
+    """Return a function that acts, and then records the author and the reason, if given; see `record_operation`."""
+
+    async def act_and_record(client: Client) -> T:
+        done = await act(client)
+        await record_operation(client, action, target)
+        return done
+
+    return act_and_record
+
+
+def refuse_author(why: str) -> None:
+    """Refuse `--by` and `--reason` where nothing would have them.
+
+    Raises:
+        UsageError: one of them was given.
+    """
+    if any(find_given()):
+        raise UsageError(f"--by and --reason have no effect here: {why}.", remedy="Leave them out.")
 
 
 def find_given() -> tuple[str, str]:

@@ -45,7 +45,7 @@ def option_of(name: str) -> Callable[[F], F]:
     if kind is bool:
         both = f"{flag}/--no-{flag.removeprefix('--')}" if field.default else flag
         return click.option(both, is_flag=True, default=None, help=text)
-    if get_origin(kind) is tuple and get_args(kind)[0] is str:
+    if get_origin(kind) is tuple and _plain(get_args(kind)[0]) is str:
         return click.option(flag, multiple=True, help=text)
     if get_origin(kind) is Literal:
         return click.option(flag, type=click.Choice(get_args(kind)), default=field.default, help=text)

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from broker.contract import check_skill_file
+from broker.contract import check_skill_folder, find_skill_folders, find_skill_name
 from broker.runtime import UsageError
 from deckhands.evaluation import MAX_BYTES, ArchiveFiles, CommitFiles, TreeFile, read_tree, run_git
 
@@ -272,8 +272,8 @@ def _find_skills(source: str, files: Mapping[str, TreeFile], only: Collection[st
         own = {path.removeprefix(folder): file for path, file in files.items() if _folder_of(path, folders) == folder}
         _check_size(source, len(own), sum(len(file.content) for file in own.values()))
         text = own["SKILL.md"].content.decode(errors="replace")
-        name = PurePosixPath(folder).name or _read_name(text)
-        problems = _check_skill(name, text)
+        name = find_skill_name(folder, text)
+        problems = check_skill_folder(name, text)
         if name in skills:
             problems.append("two of its folders have this name")
         if problems:
@@ -283,33 +283,8 @@ def _find_skills(source: str, files: Mapping[str, TreeFile], only: Collection[st
     return skills
 
 
-def _check_skill(name: str, text: str) -> list[str]:
-    if not _NAME.fullmatch(name):
-        return ["its folder has no name of an AgentSkill, of lower-case letters, digits and single hyphens"]
-    try:
-        return check_skill_file(f"{SKILLS}/{name}/SKILL.md", text)
-    except ValueError as error:
-        return [str(error)]
-
-
-def _read_name(text: str) -> str:
-    """Return the name of a skill in the top folder, which has no name."""
-    found = re.search(r"^name:[ \t]*[\"']?([a-z0-9-]+)", text, re.MULTILINE)
-    return found[1] if found else ""
-
-
-def _find_skill_folders(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders that are skills, each with a slash at its end; the top folder is empty."""
-    found = sorted(path[: -len("SKILL.md")] for path in paths if path == "SKILL.md" or path.endswith("/SKILL.md"))
-    kept: list[str] = []
-    for folder in found:
-        if not any(folder.startswith(outer) for outer in kept):
-            kept.append(folder)
-    return tuple(kept)
-
-
 def _choose_folders(source: str, paths: Iterable[str], only: Collection[str]) -> tuple[str, ...]:
-    folders = _find_skill_folders(paths)
+    folders = find_skill_folders(paths)
     if not folders:
         raise UsageError(f"{source} has no folder with a SKILL.md.")
     if not only or folders == ("",):

@@ -133,6 +133,7 @@ async def start_conversation(
             "traceparent": span.traceparent,
             "rollout": spec.rollout or None,
             "mcp_servers": {name: server for name, server in spec.mcp_servers.items() if server.url} or None,
+            "skills": spec.skills or None,
             "pinned_version": read_version() if spec.pinned_version == CURRENT else spec.pinned_version,
         }
         created = ConversationCreated(conversation_id=conversation_id, source=EventSource.USER, **{**same, **resolved})

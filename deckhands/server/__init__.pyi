@@ -1,3 +1,4 @@
+from .auth.api_keys import ApiKey as ApiKey
 from .auth.api_keys import DEFAULT_BODY_BYTES as DEFAULT_BODY_BYTES
 from .auth.api_keys import DEFAULT_REQUESTS_PER_MINUTE as DEFAULT_REQUESTS_PER_MINUTE
 from .auth.api_keys import DEFAULT_STREAMS as DEFAULT_STREAMS, EVERY_TENANT as EVERY_TENANT, ApiKeys as ApiKeys

@@ -94,6 +94,7 @@ DELEGATES = of_agent(enable_delegation=True, delegates={"ReadOnlyAgent": {"name"
 TRIALS: Mapping[str, Trial] = {
     "workspace": Trial(lambda ended: "a file of the workspace" in ended.log, {"workspace": "project"}),
     "skills": Trial(lambda ended: "Sing at noon." in ended.prompts),
+    "task_skills": Trial(lambda ended: "Tunes a lute." in ended.prompts, {"skills": ["/"]}, word="skill"),
     "agents_md": Trial(lambda ended: "Whistle at dawn." in ended.prompts),
     "agent_files": Trial(lambda ended: "- critic: Judges rhymes." in ended.prompts),
     "setup": Trial(lambda ended: "made by the set-up" in ended.prompts),
@@ -161,6 +162,8 @@ class Conversations:
         found = dict(TRIALS[feature.name].fields)
         if "workspace" in found:
             found["workspace"] = str(self.world.root / "work" / "project")
+        if "skills" in found:
+            found["skills"] = [str(self.world.root / "lore")]
         if "mcp_servers" in found:
             found["mcp_servers"] = {"mine": {"url": self.world.remote.url}}
         if "idempotency_key" in found:
@@ -245,6 +248,8 @@ def make_files(root: Path) -> None:
     (project / ".openhands" / "skills" / "song.md").write_text("Sing at noon.\n")
     (project / ".agents" / "agents").mkdir(parents=True)
     (project / ".agents" / "agents" / "critic.md").write_text("---\ndescription: Judges rhymes.\n---\nBe kind.\n")
+    (root / "lore" / "lute").mkdir(parents=True)
+    (root / "lore" / "lute" / "SKILL.md").write_text("---\nname: lute\ndescription: Tunes a lute.\n---\nGently.\n")
     (project / ".openhands" / "setup.sh").write_text(f"{MAKE}\n")
     guard = root / "guard"
     guard.write_text(f"#!/bin/sh\nif grep -q '{FORBIDDEN}'; then echo 'The house forbids it.' >&2; exit 2; fi\n")

@@ -15,6 +15,7 @@ from standardwebhooks import Webhook as Checker
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
+from broker.contract.interventions import ConfirmationReminder
 from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
@@ -146,6 +147,19 @@ async def test_refused_delivery_is_retried_in_order_then_given_up(
     assert await jobs.work() == 1
     assert receiver.requests[-1][0]["webhook-id"] == first["id"]
     assert receiver.requests[-1][1] == receiver.requests[0][1]
+
+
+async def test_reminder_of_a_question_is_sent_by_its_name(server: Served, receiver: Receiver, jobs: Jobs) -> None:
+    name = "conversation.confirmation_reminder"
+    await added(server, receiver, "reminded", events=[name])
+    await begun(server, "reminded-a", "reminded")
+    assert await jobs.work() == 0
+    await server.client.log.append("reminded-a", [ConfirmationReminder(action_id=4)], key="reminder")
+    assert await jobs.work() == 1
+    assert await jobs.work() == 0
+    (told,) = receiver.bodies
+    assert (told["data"]["kind"], told["data"]["conversation_id"]) == (name, "reminded-a")
+    assert told["data"]["event"]["action_id"] == 4
 
 
 async def test_disabled_or_removed_webhook_is_not_notified(server: Served, receiver: Receiver, jobs: Jobs) -> None:

@@ -8,6 +8,7 @@ from .containers import CODE_ROOT as CODE_ROOT, ClusterAccess as ClusterAccess, 
 from .containers import KubernetesSettings as KubernetesSettings, is_image_name as is_image_name
 from .docker import DockerSandbox as DockerSandbox
 from .kubernetes.pods import KubernetesSandbox as KubernetesSandbox
+from .egress.proxy import EgressProxy as EgressProxy, EgressRules as EgressRules
 from .egress import CONTROL_FD as CONTROL_FD, EGRESS_LISTENER_FD as EGRESS_LISTENER_FD
 from .none import NoSandbox as NoSandbox, find_temporary_directory as find_temporary_directory
 from .sandbox import DOCUMENT_PACKAGES as DOCUMENT_PACKAGES, find_document_packages as find_document_packages

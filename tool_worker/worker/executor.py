@@ -44,9 +44,9 @@ from tool_worker.worker.steps.running_calls import (
 )
 from tool_worker.worker.steps.spans import Spans
 from tool_worker.worker.steps.stop_orders import StopOrders
-from tool_worker.worker.steps.workspace import fill_workspace, open_workspace, recover_workspace
+from tool_worker.worker.steps.workspace import fill_workspace, install_skills, open_workspace, recover_workspace
 from tool_worker.worker.transfer_service import TransferService
-from tool_worker.workspace import Checkpointing, WorkspaceOpener, Workspaces
+from tool_worker.workspace import Checkpointing, SkillInstaller, WorkspaceOpener, Workspaces
 
 
 class Executor:
@@ -62,6 +62,7 @@ class Executor:
         servers: TaskServers | None = None,
         checkpointing: Checkpointing | None = None,
         opener: WorkspaceOpener | None = None,
+        installer: SkillInstaller | None = None,
         transfer_service: TransferService | None = None,
         quota: WorkspaceQuota | None = None,
         held: UsageBounds | None = None,
@@ -127,6 +128,8 @@ class Executor:
                 partial(recover_workspace, checkpointing, workspaces) if checkpointing is not None else None,
                 # Around all calls of the host: it marks each observation of a host without a sandbox.
                 partial(open_workspace, workspaces, log),
+                # Before the survey runs: it reads what is installed.
+                partial(install_skills, installer, log) if installer is not None else None,
                 # Outside the journal check: an action that does not run leaves the notice for the next one.
                 self._notices.add,
                 # Before secrets are read from the store: an outdated action does not run.

@@ -25,6 +25,7 @@ from broker.contract import (
     recall_notes,
 )
 from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns import survey
 from controller_worker.core.concerns.confirmation import reject_for_message
 from controller_worker.core.concerns.rules import make_rules_recall
 from controller_worker.core.effects import Append, Effect, Recall, Rest
@@ -86,7 +87,7 @@ def _after_reply(inbox: MessageInbox, reply: ModelReply, state: State) -> Messag
 
 def recall_message(state: State, now: datetime) -> Effect | None:
     """Recall the latest message. The loop reads the survey and the notebook, if there are any."""
-    if state.inbox.message is None:
+    if state.inbox.message is None or survey.lacks_skills(state):
         return None
     needs_reading = state.survey.answer_id or state.setup.agent.memory is not None
     return Recall(state.survey.answer_id) if needs_reading else make_recall(state)

@@ -38,6 +38,7 @@ class Setup:
         pinned_version: the only version of workers that may continue it; empty for any.
         rollout: the exact tokens of its replies are recorded.
         mcp_servers: MCP servers of this conversation alone; the survey lists their tools.
+        skills: sources of skills for the workspace; the survey installs them.
         chosen_id: the event in which a user chose the current agent; 0 for the first event, and for a plan.
     """
 
@@ -54,6 +55,7 @@ class Setup:
     pinned_version: str = ""
     rollout: bool = False
     mcp_servers: dict[str, McpAddress] = field(default_factory=dict)
+    skills: tuple[str, ...] = ()
 
 
 def _after_creation(setup: Setup, created: ConversationCreated, state: State) -> Setup:
@@ -72,6 +74,7 @@ def _after_creation(setup: Setup, created: ConversationCreated, state: State) ->
         pinned_version=created.pinned_version or "",
         rollout=bool(created.rollout),
         mcp_servers=created.mcp_servers or {},
+        skills=created.skills or (),
     )
 
 

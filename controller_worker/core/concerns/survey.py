@@ -3,7 +3,8 @@
 Only a tool worker can read a workspace. So the survey is an action of the environment and its answer an observation,
 both hidden from the model. The log stays the only source, and a replay needs no workspace.
 
-Holds: a message is recalled whatever the outcome of the survey. A workspace that cannot be read counts as empty. A stop
+Holds: a message is recalled whatever the outcome of the survey, except that a task that names skills waits for a
+survey that has not failed. A workspace that cannot be read counts as empty. A stop
 does not wait for the answer. A script is started once, and its failure does not stop the work.
 Differs: the output of a failed setup script is shown to the model. No hook is written into a directory named by a user,
 where it would also run outside the sandbox.
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 3
 FAILED_CODE = "mcp_server_unavailable"
+SKILLS_CODE = "skills_unavailable"
+"""As tool workers name it, see `tool_worker.errors.SkillsUnavailable`."""
 SCRIPT_LIMIT_SECONDS = 600.0
 """As in the original (10.1)."""
 
@@ -70,7 +73,7 @@ class Survey:
         attempts: number of attempts.
         answer_id: the event with the answer; 0 for none.
         scripts: scripts still to run, or in flight.
-        has_failed: an MCP server of the task cannot be used.
+        has_failed: an MCP server or a skill of the task cannot be used.
         is_repeated: a user has resumed the conversation after such a failure.
     """
 
@@ -84,14 +87,17 @@ class Survey:
 
 
 def needs_survey(state: State) -> bool:
-    """Return whether to survey the workspace, and to list the tools of the task's servers, before the first recall."""
+    """Return whether to survey the workspace before the first recall.
+
+    The survey also installs the task's skills, and lists the tools of its servers.
+    """
     setup = state.setup
     survey = state.survey
     is_running = (state.lifecycle.requested or state.lifecycle.agent_state) is AgentState.RUNNING
     if survey.is_over or not (_is_first_message(state) or (survey.is_repeated and is_running)):
         return False
     has_files = setup.workspace.path is not None or state.opening.is_open
-    return bool(setup.mcp_servers) or (has_files and setup.agent.enable_workspace_skills)
+    return bool(setup.mcp_servers or setup.skills) or (has_files and setup.agent.enable_workspace_skills)
 
 
 def needs_script(state: State) -> bool:
@@ -102,6 +108,11 @@ def needs_script(state: State) -> bool:
 def _is_first_message(state: State) -> bool:
     message = state.inbox.message
     return message is not None and message.is_first and state.lifecycle.requested in (None, AgentState.RUNNING)
+
+
+def lacks_skills(state: State) -> bool:
+    """Return whether the survey has failed that was to install the task's skills; the next one shows them."""
+    return state.survey.has_failed and bool(state.setup.skills)
 
 
 def is_survey(state: State, action: Action) -> bool:
@@ -124,11 +135,19 @@ def survey_workspace(state: State, now: datetime) -> Effect | None:
     if not is_surveying:
         return Append((_make_script_action(state.survey.scripts[0]),))
     setup = state.setup
-    return Append((SurveyAction(servers=setup.mcp_servers or None, with_skills=setup.agent.enable_workspace_skills),))
+    return Append(
+        (
+            SurveyAction(
+                servers=setup.mcp_servers or None,
+                with_skills=setup.agent.enable_workspace_skills,
+                skills=setup.skills or None,
+            ),
+        )
+    )
 
 
 def find_failure(state: State, event: Observation) -> tuple[str, str] | None:
-    """Return reason and code if a server of the task cannot be used; None for any other observation.
+    """Return reason and code if a server or a skill of the task cannot be used; None for any other observation.
 
     A survey with an unknown outcome is retried. One that a user stopped has not failed.
     """
@@ -136,10 +155,11 @@ def find_failure(state: State, event: Observation) -> tuple[str, str] | None:
     if not 0 != survey.action_id == event.cause or survey.is_over or event.source is EventSource.AGENT:
         return None
     if isinstance(event, SurveyObservation):
-        return (event.failure, FAILED_CODE) if event.failure else None
-    if not state.setup.mcp_servers or _is_unknown(survey, event):
+        return (event.failure, event.failure_code or FAILED_CODE) if event.failure else None
+    setup = state.setup
+    if not (setup.mcp_servers or setup.skills) or _is_unknown(survey, event):
         return None
-    return event.content, FAILED_CODE
+    return event.content, FAILED_CODE if setup.mcp_servers else SKILLS_CODE
 
 
 def _make_script_action(name: str) -> CmdRunAction:
@@ -157,7 +177,8 @@ def _make_script_action(name: str) -> CmdRunAction:
 def _find_due_scripts(state: State, answer: Observation) -> tuple[str, ...]:
     """Return the scripts to run; none for a delegate, because its parent's workspace is set up."""
     setup = state.setup
-    if not isinstance(answer, SurveyObservation) or setup.delegate_level or state.survey.is_repeated:
+    have_run = state.survey.is_repeated and not setup.skills
+    if not isinstance(answer, SurveyObservation) or setup.delegate_level or have_run:
         return ()
     if not (setup.agent.enable_cmd and setup.agent.enable_workspace_skills):
         return ()
@@ -183,6 +204,8 @@ def _after_observation(survey: Survey, answer: Observation, state: State) -> Sur
     is_read = is_answer and state.setup.agent.enable_workspace_skills
     answer_id, scripts = (answer.id, _find_due_scripts(state, answer)) if is_read else (survey.answer_id, ())
     has_failed = find_failure(state, answer) is not None
+    if has_failed and state.setup.skills:
+        scripts = ()  # they run before the first step, after the next survey
     return Survey(0, survey.attempts, answer_id, is_over=True, scripts=scripts, has_failed=has_failed)
 
 

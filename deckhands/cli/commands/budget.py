@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from broker.limits import BudgetAccount, Ledger, parse_account
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.client import Client, Spending, compute_spending, note, on_cluster, print_json, print_text, render_table
@@ -75,10 +76,15 @@ def show(options: AccountOptions) -> None:
 @click.argument("account")
 @click.argument("usd", type=float, required=False)
 @json_option
+@author_options
 @with_options(LimitOptions)
 def set_limit(options: LimitOptions) -> None:
     """Set the limit of ACCOUNT to USD; without USD, remove it."""
-    found = on_cluster(lambda client: Ledger(client.store).set_limit(options.account, options.usd))
+    found = on_cluster(
+        recording(
+            lambda client: Ledger(client.store).set_limit(options.account, options.usd), "budget.set", options.account
+        )
+    )
     _show([found], as_json=options.as_json)
 
 
@@ -86,10 +92,15 @@ def set_limit(options: LimitOptions) -> None:
 @click.argument("account")
 @click.argument("usd", type=float)
 @json_option
+@author_options
 @with_options(TopUpOptions)
 def top_up(options: TopUpOptions) -> None:
     """Raise the limit of ACCOUNT by USD; conversations that wait for it continue."""
-    found = on_cluster(lambda client: Ledger(client.store).top_up(options.account, options.usd))
+    found = on_cluster(
+        recording(
+            lambda client: Ledger(client.store).top_up(options.account, options.usd), "budget.add", options.account
+        )
+    )
     _show([found], as_json=options.as_json)
 
 

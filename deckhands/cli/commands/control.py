@@ -314,6 +314,7 @@ async def _cancel(client: Client, conversation_id: str) -> None:
 @click.command()
 @click.argument("conversation_ids", metavar="ID...", nargs=-1, required=True, type=CONVERSATION_ID)
 @json_option
+@author_options
 @with_options(RestoreOptions)
 def restore(options: RestoreOptions) -> None:
     """Bring archived conversations back into the store, so that they can be continued. Prints their ids.
@@ -332,6 +333,7 @@ async def _restore(settings: CliSettings, options: RestoreOptions) -> None:
         with ProgressCounter("conversations restored", len(ids)) as progress:
             for conversation_id in ids:
                 is_new = await client.restore(conversation_id)
+                await record_operation(client, "restore", conversation_id)
                 if not shows_ids:  # on a terminal, the printed ids show the progress
                     progress.add()
                 if options.as_json:

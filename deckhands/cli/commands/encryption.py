@@ -10,6 +10,7 @@ import click
 
 from broker.runtime import BrokerSettings, StoreMisconfigured, StoreRefused, UsageError, format_count
 from broker.store import ClusterConnection, DataKeyRecord, MasterKeys
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.client import Client, count_columns, note, on_cluster, print_json, print_text, render_table
@@ -51,9 +52,10 @@ def ls(options: ListOptions) -> None:
 
 
 @encryption.command()
+@author_options
 def rotate() -> None:
     """Encrypt the data keys with the first master key. Conversations stay as they are."""
-    changed = on_cluster(lambda client: client.store.encryption.rotate())
+    changed = on_cluster(recording(lambda client: client.store.encryption.rotate(), "encryption.rotate", ""))
     first = MasterKeys.load(BrokerSettings.from_env()).ids[0]
     note(f"{format_count(changed, 'data key')} changed to the master key {first}; all others had it before.")
 
@@ -61,14 +63,19 @@ def rotate() -> None:
 @encryption.command()
 @click.argument("tenant")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@author_options
 @with_options(ForgetOptions)
 def forget(options: ForgetOptions) -> None:
     """Delete the data key of TENANT ('' for none): its conversations, checkpoints and archives become unreadable."""
     whose = f"the tenant {options.tenant}" if options.tenant else "no tenant"
     if not options.yes:
         click.confirm(f"Nothing of {whose} can be read again. Delete its key?", abort=True)
-    if not on_cluster(lambda client: client.store.encryption.delete_key(options.tenant)):
-        raise UsageError(f"There is no data key of {whose}.", remedy="`deckhands encryption ls` lists them.")
+
+    async def delete(client: Client) -> None:
+        if not await client.store.encryption.delete_key(options.tenant):
+            raise UsageError(f"There is no data key of {whose}.", remedy="`deckhands encryption ls` lists them.")
+
+    on_cluster(recording(delete, "encryption.forget", options.tenant))
     note(f"The data key of {whose} is deleted. Every process forgets its copy within a second.")
     if not on_cluster(_rewrite_files):
         note("The store's append-only file still contains it, encrypted: call BGREWRITEAOF as the store's admin.")

@@ -15,6 +15,7 @@ import click
 from broker.contract import TERMINAL_STATES, AgentState, Event
 from broker.log import ConversationQuery, ConversationRow, Selection
 from broker.runtime import UsageError, is_conversation_id, new_key
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import Amount, json_option, plain_option
 from deckhands.cli.screen_printer import printer_for
@@ -160,6 +161,7 @@ class EvalRequeueOptions:
 
 @click.command()
 @evaluation_argument
+@author_options
 @with_options(EvaluationOptions)
 def pause(options: EvaluationOptions) -> None:
     """Start no further attempt, and pause those in flight; the current model call or tool finishes."""
@@ -168,12 +170,13 @@ def pause(options: EvaluationOptions) -> None:
         await steering.set_desired(state="paused")
         return await _call_all(client, options.evaluation, client.pause, _is_working)
 
-    number = _steer(options.evaluation, act)
+    number = _steer(options.evaluation, act, "eval.pause")
     note(f"The evaluation is paused, with {number} attempts in flight. `deckhands eval resume` continues it.")
 
 
 @click.command()
 @evaluation_argument
+@author_options
 @with_options(EvaluationOptions)
 def resume(options: EvaluationOptions) -> None:
     """Continue an evaluation that was paused or cancelled. `requeue` repeats its cancelled attempts."""
@@ -183,7 +186,7 @@ def resume(options: EvaluationOptions) -> None:
         await _call_all(client, options.evaluation, client.resume, lambda row: row.state == AgentState.PAUSED)
         return await _is_driven(client, wanted)
 
-    _note_driver("The evaluation continues.", _steer(options.evaluation, act))
+    _note_driver("The evaluation continues.", _steer(options.evaluation, act, "eval.resume"))
 
 
 @click.command()
@@ -193,6 +196,7 @@ def resume(options: EvaluationOptions) -> None:
 @token_budget_option
 @retries_option
 @until_option
+@author_options
 @with_options(EvalRetuneOptions)
 def retune(options: EvalRetuneOptions) -> None:
     """Change the settings of a running evaluation. `--until ""` removes a criterion."""
@@ -216,7 +220,7 @@ def retune(options: EvalRetuneOptions) -> None:
         await steering.set_desired(**desired)
         return await _is_driven(client, wanted)
 
-    _note_driver("The change applies from now on.", _steer(options.evaluation, act))
+    _note_driver("The change applies from now on.", _steer(options.evaluation, act, "eval.retune"))
 
 
 @click.command()
@@ -230,6 +234,7 @@ def retune(options: EvalRetuneOptions) -> None:
 )
 @click.option("--id", "instances", multiple=True, metavar="INSTANCE", help="Attempts at these instances.")
 @click.option("--model", "models", multiple=True, help="Attempts with these models, as the results name them.")
+@author_options
 @with_options(EvalRequeueOptions)
 def requeue(options: EvalRequeueOptions) -> None:
     """Repeat attempts that have ended or are in flight; the new results replace the old ones.
@@ -256,7 +261,7 @@ def requeue(options: EvalRequeueOptions) -> None:
             await asyncio.sleep(LOOK_SECONDS)
         return order_id not in wanted.orders or await _is_driven(client, wanted)
 
-    _note_driver("These attempts are repeated.", _steer(options.evaluation, act))
+    _note_driver("These attempts are repeated.", _steer(options.evaluation, act, "eval.requeue"))
 
 
 async def _require_match(client: Client, evaluation: str, order: Requeue, wanted: StoredSteering) -> None:
@@ -284,6 +289,7 @@ async def _require_match(client: Client, evaluation: str, order: Requeue, wanted
 @click.command()
 @evaluation_argument
 @yes_option
+@author_options
 @with_options(EvalCancelOptions)
 def cancel(options: EvalCancelOptions) -> None:
     """End an evaluation: attempts in flight are stopped, and all attempts without a result end as not run."""
@@ -304,7 +310,7 @@ def cancel(options: EvalCancelOptions) -> None:
         await _call_all(client, options.evaluation, stop, lambda row: row.state not in TERMINAL_STATES)
         return is_driven
 
-    _note_driver("The evaluation is cancelled.", _steer(options.evaluation, act))
+    _note_driver("The evaluation is cancelled.", _steer(options.evaluation, act, "eval.cancel"))
 
 
 @click.command()
@@ -317,7 +323,7 @@ def status(options: EvalStatusOptions) -> None:
     async def act(client: Client, _: EvaluationSteering, wanted: StoredSteering) -> tuple[StoredSteering, bool]:
         return wanted, await _is_driven(client, wanted)
 
-    wanted, is_driven = _steer(options.evaluation, act)
+    wanted, is_driven = _steer(options.evaluation, act, "")
     if options.as_json:
         desired = wanted.desired.model_dump(exclude_none=True)
         desired = {name: None if value == math.inf else value for name, value in desired.items()}
@@ -379,7 +385,10 @@ def _find_conversation(directory: Path, attempt: str, in_flight: Sequence[Attemp
 COMMANDS = (pause, resume, retune, requeue, cancel, status, logs)
 
 
-def _steer(evaluation: str, act: Callable[[Client, EvaluationSteering, StoredSteering], Awaitable[T]]) -> T:
+def _steer(
+    evaluation: str, act: Callable[[Client, EvaluationSteering, StoredSteering], Awaitable[T]], action: str
+) -> T:
+    """Call a function with an evaluation, and record the author and the reason of an action; empty if it only reads."""
     name, place = find_evaluation(evaluation)
 
     async def steered(client: Client) -> T:
@@ -389,7 +398,8 @@ def _steer(evaluation: str, act: Callable[[Client, EvaluationSteering, StoredSte
             raise UsageError(f"This store has no evaluation {name}.", remedy="Name its directory, or its name.")
         return await act(client, steering, wanted)
 
-    return asyncio.run(run_in_store(CliSettings.from_env(), place, steered))
+    act_on = recording(steered, action, name) if action else steered
+    return asyncio.run(run_in_store(CliSettings.from_env(), place, act_on))
 
 
 async def _is_driven(client: Client, wanted: StoredSteering) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from broker.runtime import UsageError, format_count
+from deckhands.cli.authorship import author_options, recording, refuse_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import conversation_argument, find_full_id
 from deckhands.cli.options import ConversationOptions, json_option
@@ -56,6 +57,7 @@ class CheckpointOptions:
     help="Copy the files of the last checkpoint at or before this event.",
 )
 @json_option
+@author_options
 @with_options(CopyOptions)
 def cp(options: CopyOptions) -> None:
     """Copy a file or directory into or out of a workspace: `cp ID:PATH LOCAL`, or `cp LOCAL ID:PATH`.
@@ -76,6 +78,7 @@ def cp(options: CopyOptions) -> None:
     with progress("Copied") as on_progress:
         watching: Any = {"on_progress": on_progress, "on_without_bits": without_bits.extend}
         if ends[0] is not None:
+            refuse_author("a copy out of a workspace changes nothing")
             conversation_id, path = ends[0]
             files, size, skipped = on_conversation(
                 conversation_id,
@@ -88,8 +91,12 @@ def cp(options: CopyOptions) -> None:
             conversation_id, path = ends[1]
             files, size = on_conversation(
                 conversation_id,
-                lambda client: WorkspaceFiles(client.store).upload(
-                    conversation_id, Path(options.source), path, **watching
+                recording(
+                    lambda client: WorkspaceFiles(client.store).upload(
+                        conversation_id, Path(options.source), path, **watching
+                    ),
+                    "upload",
+                    f"{conversation_id}/{path}",
                 ),
             )
     if without_bits:
@@ -134,6 +141,7 @@ def diff(options: ConversationOptions) -> None:
 @conversation_argument
 @click.option("--list", "is_listing", is_flag=True, help="List the events whose files are kept, and save nothing.")
 @json_option
+@author_options
 @with_options(CheckpointOptions)
 def checkpoint(options: CheckpointOptions) -> None:
     """Save a workspace now. Another node can restore it, and forks start with it."""
@@ -148,7 +156,10 @@ def checkpoint(options: CheckpointOptions) -> None:
             print_text("\n".join(map(str, events)) or "No checkpoint is kept.")
         return
     files, size = on_conversation(
-        conversation_id, lambda client: WorkspaceFiles(client.store).checkpoint(conversation_id)
+        conversation_id,
+        recording(
+            lambda client: WorkspaceFiles(client.store).checkpoint(conversation_id), "checkpoint", conversation_id
+        ),
     )
     if options.as_json:
         print_json({"files": files, "size_bytes": size})

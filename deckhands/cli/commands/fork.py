@@ -11,6 +11,7 @@ import click
 
 from broker.contract import ConversationCreated, Event, WorkspaceSpec
 from broker.runtime import new_conversation_id
+from deckhands.cli.authorship import author_options, record_operation
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import POINT
 from deckhands.cli.options import json_option
@@ -60,6 +61,7 @@ class ForkOptions:
 @click.option("-m", "--message", help="A message to the forks; without one, they continue from the event.")
 @click.option("--title", default="", help="A name for listings.")
 @json_option
+@author_options
 @with_options(ForkOptions)
 def fork(options: ForkOptions) -> None:
     """Start conversations with the events of another up to EVENT, and continue from there. Prints their ids.
@@ -96,6 +98,7 @@ async def _fork(settings: CliSettings, point: ForkPoint, options: ForkOptions) -
             await _create(client, point.conversation_id, created, copy_events(events, model=options.model))
             if options.message is not None:
                 await client.send_message(conversation_id, options.message)
+            await record_operation(client, "fork", f"{point.conversation_id} as {conversation_id}")
     return ids
 
 

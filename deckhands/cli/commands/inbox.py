@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import click
 
 from broker.coordination import ANY_TENANT, Producer, Producers
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.client import Client, count_columns, note, on_cluster, print_json, print_text, render_table
@@ -45,10 +46,13 @@ def inbox() -> None:
     "--tenant", required=True, help="The tenant of its conversations; '*' means the tenant that an entry names."
 )
 @json_option
+@author_options
 @with_options(AddProducerOptions)
 def add(options: AddProducerOptions) -> None:
     """Add the producer NAME and create its stream; print the command that creates its store user."""
-    producer = on_cluster(lambda client: Producers(client.store).add(options.name, options.tenant))
+    producer = on_cluster(
+        recording(lambda client: Producers(client.store).add(options.name, options.tenant), "inbox.add", options.name)
+    )
     if options.as_json:
         print_json(_as_json(producer, 0))
         return
@@ -78,10 +82,17 @@ def ls(options: ListOptions) -> None:
 @inbox.command()
 @click.argument("name")
 @click.option("--discard", is_flag=True, help="Remove it even if entries wait; they are lost.")
+@author_options
 @with_options(RemoveProducerOptions)
 def rm(options: RemoveProducerOptions) -> None:
     """Remove the producer NAME and its stream. Its conversations continue, and its store user stays."""
-    on_cluster(lambda client: Producers(client.store).remove(options.name, discard=options.discard))
+    on_cluster(
+        recording(
+            lambda client: Producers(client.store).remove(options.name, discard=options.discard),
+            "inbox.remove",
+            options.name,
+        )
+    )
     note(f"The producer {options.name} is removed. As the store's admin, remove its user: ACL DELUSER {options.name}")
 
 

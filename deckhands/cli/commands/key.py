@@ -9,11 +9,20 @@ from typing import Any
 
 import click
 
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.timing_options import parse_duration
 from deckhands.client import Client, count_columns, note, on_cluster, print_json, print_text, render_table
-from deckhands.server import DEFAULT_BODY_BYTES, DEFAULT_REQUESTS_PER_MINUTE, DEFAULT_STREAMS, ApiKeys, ListedKey, Scope
+from deckhands.server import (
+    DEFAULT_BODY_BYTES,
+    DEFAULT_REQUESTS_PER_MINUTE,
+    DEFAULT_STREAMS,
+    ApiKey,
+    ApiKeys,
+    ListedKey,
+    Scope,
+)
 
 SECTION = "Operate a cluster"
 SUMMARIES = {"key": "Create, list and revoke API keys of the server."}
@@ -78,12 +87,14 @@ def key() -> None:
     help="How many streams and waiting requests it may have open at one server.",
 )
 @json_option
+@author_options
 @with_options(AddKeyOptions)
 def add(options: AddKeyOptions) -> None:
     """Create a key and print it. It cannot be shown again."""
     life = None if options.expires is None else timedelta(seconds=parse_duration(options.expires, "--expires"))
-    made, token = on_cluster(
-        lambda client: ApiKeys(client.store).add(
+
+    async def create(client: Client) -> tuple[ApiKey, str]:
+        return await ApiKeys(client.store).add(
             options.name,
             tenant=options.tenant,
             scopes=map(Scope, options.scopes),
@@ -92,7 +103,8 @@ def add(options: AddKeyOptions) -> None:
             body_bytes=options.body_bytes,
             streams=options.streams,
         )
-    )
+
+    made, token = on_cluster(recording(create, "key.add", f"{options.name} for {options.tenant}"))
     if options.as_json:
         print_json({"id": made.id, "token": token})
         return
@@ -118,19 +130,23 @@ def ls(options: ListOptions) -> None:
 
 @key.command()
 @click.argument("key_id", metavar="KEY")
+@author_options
 @with_options(KeyOptions)
 def revoke(options: KeyOptions) -> None:
     """Revoke KEY; its open streams end within 15 s."""
-    revoked = on_cluster(lambda client: ApiKeys(client.store).revoke(options.key_id))
+    revoked = on_cluster(
+        recording(lambda client: ApiKeys(client.store).revoke(options.key_id), "key.revoke", options.key_id)
+    )
     note(f"The key {revoked.id} ({revoked.name}) is revoked.")
 
 
 @key.command()
 @click.argument("key_id", metavar="KEY")
+@author_options
 @with_options(KeyOptions)
 def rm(options: KeyOptions) -> None:
     """Delete KEY, which is refused from now on."""
-    on_cluster(lambda client: ApiKeys(client.store).remove(options.key_id))
+    on_cluster(recording(lambda client: ApiKeys(client.store).remove(options.key_id), "key.remove", options.key_id))
     note(f"The key {options.key_id} is removed.")
 
 

@@ -15,6 +15,7 @@ import click
 from broker.runtime import BrokerSettings, UsageError
 from broker.secrets import load_secret_key
 from broker.tools import ANSWER_SECONDS, McpServerSpec, McpTokens, log_in, read_servers
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.client import Client, note, on_cluster, print_text
 from deckhands.settings import CliSettings
@@ -63,6 +64,7 @@ def mcp() -> None:
     help="The file that names the servers; by default that of DECKHANDS_MCP.",
 )
 @click.option("--port", type=click.IntRange(0, 65_535), default=0, help="Port that the browser returns to; 0: any.")
+@author_options
 @with_options(LoginOptions)
 def login(options: LoginOptions) -> None:
     """Log in at SERVER by OAuth, in a browser on this machine. Tool workers use the login within a minute."""
@@ -71,17 +73,22 @@ def login(options: LoginOptions) -> None:
     if server is None:
         names = ", ".join(found.name for found in servers) or "none"
         raise UsageError(f"{options.file} names no server {options.server!r}.", remedy=f"It names: {names}.")
-    on_cluster(lambda client: _login(client, server, options.port))
+    on_cluster(recording(lambda client: _login(client, server, options.port), "mcp.login", server.name))
     note(f"Tool workers are logged in at {server.name}.")
 
 
 @mcp.command()
 @click.argument("server")
+@author_options
 @with_options(LogoutOptions)
 def logout(options: LogoutOptions) -> None:
     """Forget the login at SERVER. Workers that are connected use their token until it expires."""
-    if not on_cluster(lambda client: _open_tokens(client).remove(options.server)):
-        raise UsageError(f"There is no login at {options.server!r}.")
+
+    async def forget(client: Client) -> None:
+        if not await _open_tokens(client).remove(options.server):
+            raise UsageError(f"There is no login at {options.server!r}.")
+
+    on_cluster(recording(forget, "mcp.logout", options.server))
     note(f"The login at {options.server} is forgotten.")
 
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from broker.contract import ID_CHARS, MAX_NOTE_CHARS, NAME_PATTERN, MemorySpec, Note, NotebookKey
 from broker.coordination import Notebooks
 from broker.runtime import SYSTEM_CLOCK, UsageError, new_key
+from deckhands.cli.authorship import author_options, record_operation, refuse_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import NAME_REMEDY, json_option, parse_memory
 from deckhands.client import NotebookFile, cluster_client, list_notebooks, print_json, print_text, render_table
@@ -65,6 +66,7 @@ class NotesOptions:
 @click.option("--erase", is_flag=True, help="Remove all notes of the notebook.")
 @click.option("--local", is_flag=True, help="Use the notes of `deckhands run` here, even if there is a cluster.")
 @json_option
+@author_options
 @with_options(NotesOptions)
 def notes(options: NotesOptions) -> None:
     """Show or change the notes that agents keep about PROJECT. Without PROJECT, list the notebooks."""
@@ -75,6 +77,8 @@ def notes(options: NotesOptions) -> None:
             "The request is incomplete or contradictory.",
             remedy="Name one PROJECT, and one of --write, --forget and --erase.",
         )
+    if is_local or not options.changes:
+        refuse_author("only changes of a cluster's notes are recorded")
     if is_local and options.tenant:
         raise UsageError("The notes of `deckhands run` have no tenant.", remedy="Leave --tenant out.")
     if options.project is None:
@@ -153,6 +157,7 @@ async def _change(
                 await repositories.erase(book)
             else:
                 _require_found(await repositories.remove(book, note_id or ""), note_id)
+            await record_operation(client, "notes", f"{book.tenant}/{book.user}/{book.project}")
     if note is not None:
         return f"Saved with the id {note.id}."
     return "The notebook is empty." if options.erase else f"The note {note_id} is removed."

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from broker.runtime import UsageError
+from deckhands.cli.authorship import author_options, recording, refuse_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
 from deckhands.client import Client, note, on_cluster, print_json, print_text, render_table
@@ -80,14 +81,19 @@ def require_store(command: str) -> None:
         )
 
 
-def on_run(name: str, act: Callable[[RolloutRun | RemoteRolloutRun], Awaitable[Result]]) -> Result:
-    """Call a function with a run, at the server or at the store."""
+def on_run(name: str, act: Callable[[RolloutRun | RemoteRolloutRun], Awaitable[Result]], action: str = "") -> Result:
+    """Call a function with a run, at the server or at the store.
+
+    Args:
+        action: the operation to record; empty if it only reads.
+    """
     if (server := find_server()) is None:
 
         async def find(client: Client) -> Result:
             return await act(await RolloutRun.open(client, name))
 
-        return on_cluster(find)
+        return on_cluster(recording(find, action, name) if action else find)
+    refuse_author("the server records the key that acts")
     url, key = server
 
     async def reach() -> Result:
@@ -363,27 +369,30 @@ class RolloutsNameOptions:
 
 @rollouts.command()
 @name_argument
+@author_options
 @with_options(RolloutsNameOptions)
 def pause(options: RolloutsNameOptions) -> None:
     """Pause a run: no trajectory takes a further step, and engines are paused as configured."""
-    on_run(options.name, lambda found: found.pause())
+    on_run(options.name, lambda found: found.pause(), "rollouts.pause")
     note(f"The run is paused. `deckhands rollouts resume {options.name}` continues it.")
 
 
 @rollouts.command()
 @name_argument
+@author_options
 @with_options(RolloutsNameOptions)
 def resume(options: RolloutsNameOptions) -> None:
     """Continue a paused run."""
-    on_run(options.name, lambda found: found.resume())
+    on_run(options.name, lambda found: found.resume(), "rollouts.resume")
 
 
 @rollouts.command()
 @name_argument
+@author_options
 @with_options(RolloutsNameOptions)
 def abort(options: RolloutsNameOptions) -> None:
     """End a run: no further group is delivered, and its conversations are cancelled."""
-    on_run(options.name, lambda found: found.abort())
+    on_run(options.name, lambda found: found.abort(), "rollouts.abort")
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,10 +406,11 @@ class RolloutsWeightsOptions:
 @rollouts.command()
 @name_argument
 @click.argument("version", type=click.IntRange(min=0))
+@author_options
 @with_options(RolloutsWeightsOptions)
 def weights(options: RolloutsWeightsOptions) -> None:
     """Record that the engines have the weights of VERSION from now on."""
-    on_run(options.name, lambda found: found.weights_changed(options.version))
+    on_run(options.name, lambda found: found.weights_changed(options.version), "rollouts.weights")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import click
 from pydantic import ValidationError
 
 from broker.runtime import UsageError
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.secret import secret_values
 from deckhands.cli.options import ListOptions, json_option, read_task
@@ -91,6 +92,7 @@ def schedule() -> None:
 @workspace_option(default=None)
 @timing_options
 @json_option
+@author_options
 @with_options(AddScheduleOptions)
 def add(options: AddScheduleOptions) -> None:
     """Add a schedule: each tick submits the task, with the options of `submit`.
@@ -120,7 +122,7 @@ def add(options: AddScheduleOptions) -> None:
         await repository.add(planned, request)
         return planned.next_ticks(await repository.now())
 
-    ticks = on_cluster(keep)
+    ticks = on_cluster(recording(keep, "schedule.add", options.name))
     if options.as_json:
         print_json({"schedule": planned.name, "next": [tick.isoformat() for tick in ticks]})
         return
@@ -149,33 +151,36 @@ def ls(options: ListOptions) -> None:
 
 @schedule.command()
 @name_argument
+@author_options
 @with_options(ScheduleOptions)
 def rm(options: ScheduleOptions) -> None:
     """Remove a schedule. Conversations that it has started continue."""
-    _with_repository(lambda book: book.remove(options.name))
+    _with_repository(lambda book: book.remove(options.name), "schedule.remove", options.name)
     note(f"The schedule {options.name} is removed.")
 
 
 @schedule.command()
 @name_argument
+@author_options
 @with_options(ScheduleOptions)
 def pause(options: ScheduleOptions) -> None:
     """Pause a schedule. Ticks that fall due meanwhile are skipped."""
-    _with_repository(lambda book: book.set_paused(options.name, is_paused=True))
+    _with_repository(lambda book: book.set_paused(options.name, is_paused=True), "schedule.pause", options.name)
     note(f"The schedule {options.name} is paused.")
 
 
 @schedule.command()
 @name_argument
+@author_options
 @with_options(ScheduleOptions)
 def resume(options: ScheduleOptions) -> None:
     """Continue a paused schedule."""
-    due = _with_repository(lambda book: book.set_paused(options.name, is_paused=False))
+    due = _with_repository(lambda book: book.set_paused(options.name, is_paused=False), "schedule.resume", options.name)
     note(f"The schedule {options.name} continues{f' at {format_time(due)}' if due else ''}.")
 
 
-def _with_repository(act: Callable[[ScheduleRepository], Awaitable[T]]) -> T:
-    return on_cluster(lambda client: act(ScheduleRepository(client.store, client.secrets)))
+def _with_repository(act: Callable[[ScheduleRepository], Awaitable[T]], action: str, name: str) -> T:
+    return on_cluster(recording(lambda client: act(ScheduleRepository(client.store, client.secrets)), action, name))
 
 
 def _request_of(settings: CliSettings, options: AddScheduleOptions) -> TaskSpec:

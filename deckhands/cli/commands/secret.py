@@ -11,6 +11,7 @@ import click
 
 from broker.runtime import UsageError
 from broker.secrets import SecretReference, SecretValue, check_secret
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.cli.options import json_option
@@ -44,6 +45,7 @@ class SecretOptions:
 )
 @click.option("--remove", is_flag=True, help="Stop giving it to commands. Its value stays hidden.")
 @json_option
+@author_options
 @with_options(SecretOptions)
 def secret(options: SecretOptions) -> None:
     """Add or replace the secret NAME. Its value is read from standard input. Without NAME, list the names."""
@@ -58,8 +60,11 @@ def secret(options: SecretOptions) -> None:
         else:
             print_text("\n".join(names))
         return
+    target = f"{conversation_id}/{name}"
     if options.remove:
-        on_conversation(conversation_id, lambda client: _remove(client, conversation_id, name))
+        on_conversation(
+            conversation_id, recording(lambda client: _remove(client, conversation_id, name), "secret.remove", target)
+        )
         note(f"Commands no longer get {name}.")
         return
     value: SecretValue
@@ -67,7 +72,10 @@ def secret(options: SecretOptions) -> None:
         value = SecretReference.parse(options.source)
     else:
         value = secret_values(settings, [name])[name] if options.from_env else sys.stdin.read().rstrip("\n")
-    on_conversation(conversation_id, lambda client: store_secrets(client.secrets, conversation_id, {name: value}))
+    on_conversation(
+        conversation_id,
+        recording(lambda client: store_secrets(client.secrets, conversation_id, {name: value}), "secret.set", target),
+    )
     note(f"Commands that name {name} get it.")
 
 

@@ -8,6 +8,7 @@ import click
 
 from broker.coordination import raise_shards
 from broker.runtime import format_count
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
 from deckhands.client import Client, note, on_cluster, print_json, print_text
@@ -32,6 +33,7 @@ def store() -> None:
 @store.command()
 @click.argument("number", type=click.IntRange(1), required=False)
 @json_option
+@author_options
 @with_options(ShardsOptions)
 def shards(options: ShardsOptions) -> int:
     """Show the number of shards; with NUMBER, raise it to that.
@@ -48,7 +50,7 @@ def shards(options: ShardsOptions) -> int:
             print_text(f"{format_count(numbers[-1], 'shard')}{history}")
         return 0
     number = options.number
-    done = on_cluster(lambda client: raise_shards(client.store, number))
+    done = on_cluster(recording(lambda client: raise_shards(client.store, number), "store.shards", str(number)))
     if options.as_json:
         print_json({"shards": done.after, "before": done.before, "unaware": list(done.unaware)})
     else:

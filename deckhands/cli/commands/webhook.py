@@ -9,6 +9,7 @@ import click
 
 from broker.contract import Tenancy
 from broker.runtime import BrokerSettings, UsageError, check_conversation_id
+from deckhands.cli.authorship import author_options, recording
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.client import Client, count_columns, note, on_cluster, print_json, print_text, render_table
@@ -78,6 +79,7 @@ def webhook() -> None:
 )
 @click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only conversation to report.")
 @json_option
+@author_options
 @with_options(AddWebhookOptions)
 def add(options: AddWebhookOptions) -> None:
     """Add a webhook and print the secret that verifies its signatures. It cannot be shown again."""
@@ -96,7 +98,7 @@ def add(options: AddWebhookOptions) -> None:
             await client.row(conversation_id)
         return await _repository(client).add(options.tenant, options.url, events, conversation_id)
 
-    hook, secret = on_cluster(added)
+    hook, secret = on_cluster(recording(added, "webhook.add", options.url[:200]))
     if options.as_json:
         print_json({"id": hook.id, "secret": secret})
         return
@@ -122,10 +124,13 @@ def ls(options: ListOptions) -> None:
 
 @webhook.command()
 @click.argument("webhook_id", metavar="WEBHOOK")
+@author_options
 @with_options(RemoveWebhookOptions)
 def rm(options: RemoveWebhookOptions) -> None:
     """Delete WEBHOOK and its deliveries."""
-    on_cluster(lambda client: _repository(client).remove(options.webhook_id))
+    on_cluster(
+        recording(lambda client: _repository(client).remove(options.webhook_id), "webhook.remove", options.webhook_id)
+    )
     note(f"The webhook {options.webhook_id} is removed.")
 
 

@@ -18,8 +18,11 @@ from typing import Annotated, Any, Self, TypedDict, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from broker.contract import (
+    MAX_SKILL_SOURCES,
+    MAX_SOURCE_CHARS,
     NAME_PATTERN,
     SERVER_NAME_PATTERN,
+    SKILL_SOURCE_PATTERN,
     AgentSpec,
     DoubleTexting,
     Labels,
@@ -32,6 +35,7 @@ from broker.contract import (
     Timing,
     WorkspaceSpec,
     parse_git_source,
+    parse_skill_source,
 )
 from broker.runtime import Acks, UsageError
 from broker.secrets import SecretValue
@@ -96,6 +100,14 @@ class TaskSpec(BaseModel):
         default_factory=dict,
         description="MCP servers whose tools the agent gets, by their names: {} for one of the operator, or the url of "
         "another one, which the operator has to allow.",
+    )
+    skills: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_SOURCE_CHARS, pattern=SKILL_SOURCE_PATTERN)], ...],
+        Field(max_length=MAX_SKILL_SOURCES),
+    ] = Field(
+        default=(),
+        description="Skills for the workspace, where the operator allows it: git+https://HOST/PATH#COMMIT, "
+        "https://HOST/PATH.tar.gz#sha256=DIGEST, or a folder of the tool workers.",
     )
     output: dict[str, Any] | None = Field(
         default=None, description="A JSON Schema for the output that the agent must return when it finishes."
@@ -183,6 +195,19 @@ class TaskSpec(BaseModel):
             return to_image_urls(images) or ()
         except UsageError as error:
             raise UsageError(f"images: {error.message}", remedy=error.remedy) from None
+
+    @field_validator("skills")
+    @classmethod
+    def _check_skills(cls, skills: tuple[str, ...]) -> tuple[str, ...]:
+        for source in skills:
+            parse_skill_source(source)
+        return skills
+
+    @model_validator(mode="after")
+    def _check_agent_reads_skills(self) -> Self:
+        if self.skills and not self.agent_spec().enable_workspace_skills:
+            raise ValueError("skills: the specification of the agent has enable_workspace_skills: false")
+        return self
 
     @model_validator(mode="after")
     def _check_workspace(self) -> Self:
@@ -273,6 +298,7 @@ class TaskFields(TypedDict, total=False):
     images: Sequence[Image]
     secrets: Mapping[str, SecretValue] | None
     mcp_servers: Mapping[str, McpAddress | Mapping[str, Any]] | None
+    skills: Sequence[str]
     headless: bool
     tenancy: Tenancy | None
     tenant: str

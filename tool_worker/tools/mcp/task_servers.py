@@ -90,8 +90,8 @@ class TaskServers:
     ) -> SurveyObservation:
         """Return the answer of a survey with the tools of the servers of a task and of the skills that it found."""
         tools: list[ToolOffer] = []
-        failures: list[str] = []
-        notices: list[str] = []
+        failures = [answer.failure] if answer.failure else []
+        notices = list(answer.left_out or ())
         listed = [self._list_tools(conversation_id, *server, self._allowed.tasks) for server in servers.items()]
         for found in await asyncio.gather(*listed):
             failures += [found] if isinstance(found, str) else []

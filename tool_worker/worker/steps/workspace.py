@@ -13,15 +13,16 @@ from broker.contract import (
     ErrorObservation,
     Observation,
     OpenWorkspaceAction,
+    SurveyAction,
     SurveyObservation,
     WorkspaceFailedObservation,
     WorkspaceOpenedObservation,
 )
 from broker.log import EventLog
 from broker.runtime import DeckhandsError, OutcomeUnknown, StoreUnavailable, failpoint
-from tool_worker.errors import SourceUnusable, WorkspaceLost
+from tool_worker.errors import SkillsUnavailable, SourceUnusable, WorkspaceLost
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
-from tool_worker.workspace import Checkpointing, WorkspaceOpener, Workspaces
+from tool_worker.workspace import Checkpointing, SkillInstaller, WorkspaceOpener, Workspaces
 
 
 async def fill_workspace(
@@ -78,3 +79,18 @@ async def open_workspace(workspaces: Workspaces, log: EventLog, run: ActionRun, 
     if isinstance(observation, SurveyObservation):
         changes["scripts"] = ()  # a repository's scripts are untrusted
     return observation.model_copy(update=changes)
+
+
+async def install_skills(installer: SkillInstaller, log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
+    """Install the skills that the task names, before the survey reads those of the workspace."""
+    if not isinstance(run.action, SurveyAction) or not run.action.skills:
+        return await rest(run)
+    try:
+        tenant = await log.load_tenant(run.conversation_id)
+        left_out = await installer.install(run.conversation_id, run.action.skills, tenant)
+    except SkillsUnavailable as error:
+        return SurveyObservation(failure=str(error), failure_code=error.code)
+    observation = await rest(run)
+    if not left_out or not isinstance(observation, SurveyObservation):
+        return observation
+    return observation.model_copy(update={"left_out": (*left_out, *(observation.left_out or ()))})

@@ -47,6 +47,50 @@ COMMANDS = [
 ]
 
 
+WITHOUT_AUTHOR = {
+    "reads": {
+        *("budget ls", "budget report", "budget show", "dead ls", "dead show", "diff", "doctor", "encryption ls"),
+        *("eval compare", "eval logs", "eval status", "inbox ls", "key ls", "logs", "ls", "open", "prompt", "replay"),
+        *("results", "rollouts ls", "rollouts show", "schedule ls", "show", "skills check", "skills ls", "tenants"),
+        *("top", "verify", "wait", "webhook deliveries", "webhook ls", "why"),
+    },
+    "writes files or text on this machine alone": {
+        *("eval export", "eval report", "completion", "export", "rollouts export", "skills add", "skills rm"),
+    },
+    "starts conversations, whose first event names the task": {
+        *("acp", "chat", "demo", "eval attach", "eval fork", "eval run", "import", "rollouts attach", "rollouts run"),
+        *("run", "submit"),
+    },
+    "is a process of the cluster, or prepares its store": {
+        *("beat", "chaos", "controller", "ingress", "jobs", "metrics", "rollouts engine", "serve"),
+        *("setup", "tools", "up", "upgrade"),
+    },
+}
+"""The verbs that take no `--by` and no `--reason`, by the reason."""
+
+
+def named_commands() -> Iterator[tuple[str, click.Command]]:
+    def walk(command: click.Command, *names: str) -> Iterator[tuple[str, click.Command]]:
+        if isinstance(command, click.Group):
+            for name, inner in command.commands.items():
+                yield from walk(inner, *names, name)
+        else:
+            yield " ".join(names), command
+
+    for name, verb in find_commands().items():
+        yield from walk(verb.command(), name)
+
+
+def test_every_verb_that_acts_takes_an_author_and_a_reason() -> None:
+    found = {name: {option for one in verb.params for option in one.opts} for name, verb in named_commands()}
+    both = {name for name, options in found.items() if {"--by", "--reason"} <= options}
+    either = {name for name, options in found.items() if {"--by", "--reason"} & options}
+    without = {name for names in WITHOUT_AUTHOR.values() for name in names}
+    assert either == both
+    assert found.keys() - both == without
+    assert sum(map(len, WITHOUT_AUTHOR.values())) == len(without)
+
+
 def test_declarations_of_a_module_are_found_in_its_text() -> None:
     assert parse_commands("deckhands.verbs.hello", NEW_VERB) == [
         CommandEntry("hello", "deckhands.verbs.hello", "Start a conversation", "Greet."),
@@ -72,7 +116,7 @@ def test_one_verb_is_found_like_all() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_parameter_is_a_field_of_the_verbs_options(command: click.Command) -> None:
     assert command.callback is not None
-    if not command.params:
+    if not any(one.expose_value for one in command.params):
         assert not signature(command.callback).parameters
         return
     (parameter,) = signature(command.callback).parameters

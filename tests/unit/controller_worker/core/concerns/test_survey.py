@@ -11,9 +11,14 @@ import pytest
 from broker.contract.actions import CmdRunAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, EventSource, Observation, Parent, WorkspaceSpec
-from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
+from broker.contract.observations import (
+    CmdOutputObservation,
+    ErrorObservation,
+    OutcomeUnknownObservation,
+    SurveyObservation,
+)
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from broker.contract.skills import NO_SKILLS, parse_skills, read_workspace_files
+from broker.contract.skills import NO_SKILLS, SETUP_SCRIPT, parse_skills, read_workspace_files
 from broker.contract.specs import Skill
 from broker.contract.workspace_events import SurveyAction, WorkspaceOpenedObservation
 from broker.contract.workspace_sources import GitSource
@@ -385,3 +390,40 @@ def test_a_hook_is_written_through_no_link(tmp_path: Path) -> None:
     (folder / ".git").symlink_to(outside)
     hooked(folder, INSTALL_HOOK)
     assert list(outside.iterdir()) == []
+
+
+def test_missing_skills_are_recalled_after_the_next_survey(workspace: Path) -> None:
+    core = Core("Fix it.", surveys=True, skills=("/srv/skills",))
+    assert core.run() == AwaitTools((4,))
+    assert core.event(4, SurveyAction).skills == ("/srv/skills",)
+    failed = SurveyObservation(
+        cause=4, failure="Not allowed.", failure_code="skills_unavailable", scripts=(SETUP_SCRIPT,)
+    )
+    core.observe(4, failed)
+    assert core.state.lifecycle.agent_state is AgentState.ERROR
+    assert (core.state.lifecycle.last_error, core.state.lifecycle.error_code) == ("Not allowed.", "skills_unavailable")
+    assert recalled(core) == []
+    core.ask("running")
+    waiting = core.run()
+    assert isinstance(waiting, AwaitTools)
+    (asked,) = waiting.action_ids
+    found = surveyed(workspace).model_copy(
+        update={"cause": asked, "scripts": (SETUP_SCRIPT,), "left_out": ("csv is left out",)}
+    )
+    core.observe(asked, found)
+    waiting = core.run()
+    assert isinstance(waiting, AwaitTools)
+    (script,) = waiting.action_ids
+    assert core.event(script, CmdRunAction).command == f"source {SETUP_SCRIPT}"
+    core.observe(script, CmdOutputObservation(command="", content="", cause=script))
+    (recall,) = recalled(core)
+    assert "csv is left out" in (recall.unreadable_skills or ())
+    assert recall.available_skills
+    assert core.state.lifecycle.agent_state is AgentState.RUNNING
+
+
+def test_failed_installation_of_skills_has_their_error_code() -> None:
+    core = Core("Fix it.", surveys=True, skills=("/srv/skills",))
+    core.run()
+    core.observe(4, ErrorObservation(content="The disk is full.", cause=4))
+    assert core.state.lifecycle.error_code == "skills_unavailable"
