@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,19 +18,12 @@ from broker.contract import ModelCallFailed, ModelReply
 from deckhands.client import Segment
 from deckhands.rollouts import Group, RolloutRun, RolloutSpec
 from tests.faults.harness import FaultCluster
-from tests.polling import unhurried
-from tests.rollout_parts import RETRIES, make_prompts
+from tests.llama_parts import MISSING, MODEL, PYTHON, force_call, make_environment, serve_llama
+from tests.rollout_parts import make_prompts
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / "build/llama-venv/bin/python"
-pytestmark = [
-    pytest.mark.skipif(not PYTHON.exists(), reason="run benchmarks/peer/llama.sh to install llama.cpp"),
-    pytest.mark.timeout(600),
-]
-MODEL = "openai/tiny"
+pytestmark = [pytest.mark.skipif(not PYTHON.exists(), reason=MISSING), pytest.mark.timeout(600)]
 GROUP_SIZE = 4
-THINK = r'root ::= "<function=think>\n<parameter=thought>" [a-z ]{1,30} "</parameter>\n</function>"'
-FINISH = r'root ::= "<function=finish>\n<parameter=message>" [a-z ]{1,30} "</parameter>\n</function>"'
+THINK, FINISH = force_call("think", "thought"), force_call("finish", "message")
 IM_END = "<|im_end|>"
 WHOLE_VOCABULARY = 10_000
 
@@ -69,25 +61,8 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("llama")
-    program = ROOT / "benchmarks/peer/llama_server.py"
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [PYTHON, program, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    assert server.stdin is not None
-    assert server.stdout is not None
-    try:
-        found = server.stdout.readline().strip()
-        assert found, (folder / "log").read_text()
+    with serve_llama(tmp_path_factory.mktemp("llama")) as found:
         yield found
-    finally:
-        server.stdin.close()
-        server.stdout.close()
-        try:
-            server.wait(unhurried(20))
-        except subprocess.TimeoutExpired:
-            server.kill()
 
 
 @pytest_asyncio.fixture
@@ -111,16 +86,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
 
 
 def start_worker(cluster: FaultCluster, engine: Engine, **more: str) -> None:
-    settings = {
-        "LLM_MODEL": MODEL,
-        "LLM_BASE_URL": f"{engine.proxy}/v1",
-        "LLM_API_KEY": "none",
-        "LLM_ROLLOUT_API": "llama_cpp",
-        "LLM_TEMPERATURE": "1",
-        **RETRIES,
-        **more,
-    }
-    cluster.start_controller("c1", **settings)
+    cluster.start_controller("c1", **{**make_environment(engine.proxy), **more})
 
 
 async def run_group(cluster: FaultCluster, folder: Path, **fields: Any) -> Group:
