@@ -36,6 +36,7 @@ class Engine:
         self.proxy = ""
         self.completions: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.renderings: list[tuple[dict[str, Any], str]] = []
+        self.sessions: set[str] = set()
         self.session: aiohttp.ClientSession
 
     async def post(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -50,6 +51,7 @@ class Engine:
 
     async def pass_on(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        self.sessions.add(request.headers.get("X-Session-ID", ""))
         async with self.session.post(self.address + request.path, json=asked) as answer:
             body = await answer.read()
             if request.path == "/completion" and answer.status == 200:
@@ -138,12 +140,13 @@ async def check_tokens(engine: Engine, segment: Segment) -> None:
 
 
 async def test_a_group_has_the_tokens_of_the_server(cluster: FaultCluster, engine: Engine, tmp_path: Path) -> None:
-    start_worker(cluster, engine, LLM_MAX_OUTPUT_TOKENS="40")
+    start_worker(cluster, engine, LLM_MAX_OUTPUT_TOKENS="40", LLM_SESSION_HEADER="X-Session-ID")
     group = await run_group(cluster, tmp_path)
     assert len(group.rollouts) == GROUP_SIZE
     for rollout in group.rollouts:
         (segment,) = rollout.trajectory.segments
         await check_tokens(engine, segment)
+    assert engine.sessions == {rollout.trajectory.conversation_id for rollout in group.rollouts}
     texts = [answer["content"] for _, answer in engine.completions]
     sampled = [answer["tokens"] for _, answer in engine.completions]
     again = [await engine.tokenize(text) for text in texts]
