@@ -119,12 +119,12 @@ def check_own_endpoints(config: LLMConfig, name: str) -> None:
 
 
 def _add_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
-    if config.rollout_api == "completions" and config.native_tool_calling:
+    if config.has_text_rollouts and config.native_tool_calling:
         raise LLMConfigError(
-            "With LLM_ROLLOUT_API=completions, replies are text, so the server cannot handle tools.",
+            f"With LLM_ROLLOUT_API={config.rollout_api}, replies are text, so the server cannot handle tools.",
             remedy="Unset LLM_NATIVE_TOOL_CALLING, or set LLM_ROLLOUT_API to chat or chat_tokens.",
         )
-    if config.native_tool_calling is False or config.rollout_api == "completions":
+    if config.native_tool_calling is False or config.has_text_rollouts:
         return TextToolsLLM(llm, config)
     if backend in LOCAL_BACKENDS or config.native_tool_calling or find_features(config.known_as).function_calling:
         return llm

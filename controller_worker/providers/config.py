@@ -230,11 +230,16 @@ class LLMConfig(BaseModel):
     count_tokens: bool = False
     disable_stop_word: bool = False
     stream_replies: Literal["auto", "on", "off"] = "auto"
-    rollout_api: Literal["chat", "chat_tokens", "completions"] = "chat"
+    rollout_api: Literal["chat", "chat_tokens", "completions", "llama_cpp"] = "chat"
     session_header: str | None = Field(default=None, max_length=100)
     own_endpoints: tuple[str, ...] = ()
 
     context_management: ContextManagementSpec | None = None
+
+    @property
+    def has_text_rollouts(self) -> bool:
+        """Whether the replies of rollouts are text, so that tools are in the prompt as text."""
+        return self.rollout_api in ("completions", "llama_cpp")
 
     @property
     def known_as(self) -> str:

@@ -9,6 +9,7 @@ tokens are never computed from text again. `LLM_ROLLOUT_API` selects how they ar
     chat_tokens  the first prompt as in `chat`; later ones as `tokens` of `/chat/completions/tokens` (prime-rl).
     completions  all prompts as tokens of `/completions`, with `/tokenize` for the messages. The reply is text, so the
                  tools are in the prompt as text. A reply that the engine aborts is continued from its own tokens.
+    llama_cpp    the same at llama.cpp's server, by `/apply-template`, `/tokenize` with text, and `/completion`.
 
 Holds: a reply is returned only with one token for each sampled position. If a prompt does not continue the recorded
 tokens, `ReplyTokens.reason` says why. The tokens of new messages are rendered together with the reply before them. They
@@ -43,7 +44,7 @@ from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.http_transport import HttpTransport
 from controller_worker.providers.wires.raw_client import RawClient
 
-CHAT, CHAT_TOKENS, COMPLETIONS = "chat", "chat_tokens", "completions"
+CHAT, CHAT_TOKENS, COMPLETIONS, LLAMA_CPP = "chat", "chat_tokens", "completions", "llama_cpp"
 ABORTED = frozenset({"abort", "aborted"})
 MAX_PIECES = 64
 """How often an aborted reply is continued."""
@@ -51,6 +52,9 @@ MAX_VERSION = 1 << 31
 WHOLE_PROMPTS = 16
 """How many whole prompts are rendered at a time. Their tokens, as JSON, are the largest answers."""
 _ASKED: Mapping[str, Any] = {"return_token_ids": True}
+_ASKED_OF_LLAMA_CPP: Mapping[str, Any] = {"return_tokens": True, "n_probs": 1}
+_WHOLE_DISTRIBUTION: Mapping[str, Any] = {"top_k": 0, "top_p": 1, "min_p": 0}
+"""llama.cpp's defaults leave tokens out, and its log-probabilities do not show that."""
 _QUESTION = {"role": "user", "content": "?"}
 """The message before a reply whose continuation is rendered: most templates want one."""
 _REMEDY = (
@@ -93,12 +97,12 @@ class TokenCalls:
             new = await self._find_new_tokens(prefix, messages, headers)
             if new is None:
                 reason, known = "template", PackedTokens()
-        if api == COMPLETIONS and new is None:
+        if self._config.has_text_rollouts and new is None:
             new = await self._tokenize_first(_to_values(messages), headers, tools=tools)
         count, digest = len(messages), _digest(tools, messages)
         del tools, messages  # most of the memory of a call in flight would be theirs
         with self._wire.written.forget_if_slow(request.messages):
-            if api == COMPLETIONS:
+            if self._config.has_text_rollouts:
                 assert new is not None
                 answer, found, size, sampled = await self._complete(parameters, request, known, new, headers)
             else:
@@ -156,13 +160,17 @@ class TokenCalls:
         whole = await self._tokenize([*before, *new], headers)
         if whole[: len(base)] != base:
             return None
-        closing = await self._load_closing(headers)
-        known = prefix.tokens.unpack()
+        rest = whole[len(base) :]
+        if self._config.rollout_api == LLAMA_CPP:  # it does not close a reply at the end of the messages
+            size = 1  # its models end a reply with one token
+        else:
+            closing = await self._load_closing(headers)
+            rest, size = [*closing, *rest], len(closing)
         # The engine returns the token that ended the reply, which is the first of those that the template puts there.
-        for size in range(len(closing), -1, -1):
-            if size == 0 or tuple(known[-size:]) == closing[:size]:
-                return PackedTokens(array("i", [*closing[size:], *whole[len(base) :]]))
-        raise AssertionError("the last size always matches")
+        known = prefix.tokens.unpack()
+        while size and known[-size:].tolist() != rest[:size]:
+            size -= 1
+        return PackedTokens(array("i", rest[size:]))
 
     async def _load_closing(self, headers: Mapping[str, str]) -> tuple[int, ...]:
         """Return the tokens that the template puts behind each reply: those that two different replies end with."""
@@ -190,7 +198,13 @@ class TokenCalls:
     async def _tokenize(
         self, messages: Sequence[Any], headers: Mapping[str, str], *, tools: bytes = b"", is_open: bool = True
     ) -> list[int]:
-        """Return the tokens of messages as the server's chat template renders them."""
+        """Return the tokens of messages as the server's chat template renders them.
+
+        Raises:
+            TokensMissingError: the server has another protocol.
+        """
+        if self._config.rollout_api == LLAMA_CPP:
+            return await self._tokenize_at_llama_cpp(messages, headers, is_open=is_open)
         model = self._config.model
         provider, _, rest = model.partition("/")
         fields: dict[str, Any] = {
@@ -200,17 +214,42 @@ class TokenCalls:
         }
         if tools:
             fields["tools"] = json.loads(tools)
-        content = await self._get_root().request("POST", "/tokenize", headers, content=json_bytes(fields))
+        answer = await self._post("/tokenize", fields, headers)
+        window = answer.get("max_model_len")
+        self._window = window if isinstance(window, int) and window > 0 else None
+        tokens = _read_tokens(answer)
+        if not tokens:
+            raise TokensMissingError(
+                f"The server of {self._config.model!r} tokenizes no messages.",
+                remedy="If it is llama.cpp's, set LLM_ROLLOUT_API=llama_cpp.",
+            )
+        return tokens
+
+    async def _tokenize_at_llama_cpp(
+        self, messages: Sequence[Any], headers: Mapping[str, str], *, is_open: bool
+    ) -> list[int]:
+        """Return the tokens of messages. A reply at the end is not closed unless `is_open`."""
+        fields = {"messages": list(messages), "add_generation_prompt": is_open, "continue_final_message": not is_open}
+        text = (await self._post("/apply-template", fields, headers)).get("prompt")
+        if not isinstance(text, str):
+            raise MalformedReplyError("The answer of /apply-template has no prompt.")
+        # As /chat/completions of this server does it.
+        fields = {"content": text, "add_special": True, "parse_special": True}
+        return _read_tokens(await self._post("/tokenize", fields, headers))
+
+    async def _post(self, path: str, fields: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """Return an object that the server's root answers."""
+        content = await self._get_root().request("POST", path, headers, content=json_bytes(fields))
         try:
             answer = json.loads(content)
-            window = answer.get("max_model_len")
-            self._window = window if isinstance(window, int) and window > 0 else None
-            return _to_ids(answer["tokens"])
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise MalformedReplyError(f"The answer of /tokenize has no tokens: {error!r}.") from error
+        except ValueError as error:
+            raise MalformedReplyError(f"The answer of {path} is not JSON: {error}.") from error
+        if not isinstance(answer, dict):
+            raise MalformedReplyError(f"The answer of {path} is no object.")
+        return answer
 
     def _get_root(self) -> RawClient:
-        """Return a client of the server's root, where `/tokenize` is."""
+        """Return a client of the server's root, where `/tokenize` and llama.cpp's `/completion` are."""
         if self._root is None:
             address = urlsplit(self._config.base_url or "")
             root = address._replace(path=address.path.rstrip("/").removesuffix("/v1")).geturl()
@@ -227,17 +266,23 @@ class TokenCalls:
         headers: Mapping[str, str],
     ) -> tuple[Any, Mapping[str, str], int, tuple[array[int], array[float], tuple[tuple[int, int], ...]]]:
         """Sample a reply from tokens. If the engine aborts it, continue from the tokens sampled so far."""
-        fields = {name: value for name, value in parameters.items() if name != "max_completion_tokens"}
+        is_llama_cpp = self._config.rollout_api == LLAMA_CPP
+        client, path = (self._get_root(), "/completion") if is_llama_cpp else (self._client, "/completions")
+        asked = _ASKED_OF_LLAMA_CPP if is_llama_cpp else {**_ASKED, "logprobs": 1}
+        fields = dict(_WHOLE_DISTRIBUTION) if is_llama_cpp else {}
+        fields |= {name: value for name, value in parameters.items() if name != "max_completion_tokens"}
         prompt_tokens = len(known) + len(new)
         limit = self._find_limit(parameters, prompt_tokens)
         stops = {"stop": list(request.stop)} if request.stop else {}
         ids, logprobs, versions, texts = array("i"), array("f"), list[int](), list[str]()
         for _ in range(MAX_PIECES):
-            left = {"max_tokens": limit - len(ids), **stops, **_ASKED, "logprobs": 1}
+            left = {"max_tokens": limit - len(ids), **stops, **asked}
             body = json_bytes({**fields, **left, "prompt": (known.unpack() + new.unpack() + ids).tolist()})
-            size, asking = len(body), self._client.ask(request, "/completions", body, headers, stream=None)
+            size, asking = len(body), client.ask(request, path, body, headers, stream=None)
             del body
             answer, found = await asking
+            if is_llama_cpp:
+                answer = read_llama_cpp_reply(answer)
             is_aborted = _find_finish(answer) in ABORTED
             piece = read_sampled(answer, may_be_empty=is_aborted)
             ids, logprobs = ids + piece[0], logprobs + piece[1]
@@ -259,6 +304,8 @@ class TokenCalls:
         limit = parameters.get("max_completion_tokens", parameters.get("max_tokens"))
         if limit is not None:
             return int(limit)
+        if self._config.rollout_api == LLAMA_CPP:
+            return MAX_VERSION - 1  # it ends the reply where the context ends
         if self._window is None:
             raise LLMConfigError(
                 f"The server of {self._config.model!r} does not name the length of its context (max_model_len).",
@@ -296,6 +343,50 @@ def read_sampled(
         return array("i", ids), array("f", numbers), to_runs(_list_versions(answer, choice, about, len(ids)))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MalformedReplyError(f"The tokens of the reply cannot be read: {error!r}.") from error
+
+
+def read_llama_cpp_reply(answer: Any) -> dict[str, Any]:
+    """Return an answer of llama.cpp's `/completion` in the form of `/completions`.
+
+    It reports no log-probability for tokens that end within a character, nor for those of a stop word. If it is not
+    certain to which of several equal tokens a log-probability belongs, none of them gets one.
+
+    Raises:
+        TokensMissingError: the answer has no tokens.
+        MalformedReplyError: it cannot be read.
+    """
+    try:
+        if not isinstance(answer.get("tokens"), list):
+            raise TokensMissingError(
+                "The server returns no token ids.", remedy="LLM_ROLLOUT_API=llama_cpp is for llama.cpp's server."
+            )
+        tokens = _to_ids(answer["tokens"])
+        given = [(int(one["id"]), float(one["logprob"])) for one in answer.get("completion_probabilities") or ()]
+        reported = [token for token, _ in given]
+        first = _find_places(tokens, reported)
+        last = [len(tokens) - 1 - place for place in reversed(_find_places(tokens[::-1], reported[::-1]))]
+        logprobs: list[float | None] = [None] * len(tokens)
+        for place, other, (_, logprob) in zip(first, last, given, strict=True):
+            if place == other:
+                logprobs[place] = logprob
+        choice = {
+            "index": 0,
+            "text": str(answer.get("content") or ""),
+            "finish_reason": "length" if answer.get("stop_type") == "limit" else "stop",
+            "token_ids": tokens,
+            "logprobs": {"token_logprobs": logprobs},
+        }
+        return {"id": answer.get("id"), "model": answer.get("model"), "choices": [choice]}
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedReplyError(f"The tokens of the reply cannot be read: {error!r}.") from error
+
+
+def _find_places(tokens: Sequence[int], reported: Sequence[int]) -> list[int]:
+    """Return the first places of tokens at which those reported follow each other."""
+    places: list[int] = []
+    for token in reported:
+        places.append(tokens.index(token, places[-1] + 1 if places else 0))
+    return places
 
 
 def _list_logprobs(given: Any) -> list[Any]:
@@ -342,6 +433,13 @@ def _find_finish(answer: Any) -> str:
     except (LookupError, TypeError, AttributeError):
         return ""  # the reader of the reply reports it
     return str(reason.get("type") if isinstance(reason, dict) else reason or "")
+
+
+def _read_tokens(answer: Mapping[str, Any]) -> list[int]:
+    try:
+        return _to_ids(answer["tokens"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise MalformedReplyError(f"The answer of /tokenize has no tokens: {error!r}.") from error
 
 
 def _to_ids(given: Sequence[Any]) -> list[int]:

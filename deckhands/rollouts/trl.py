@@ -1,7 +1,7 @@
 """TRL's rollout function (`GRPOTrainer(rollout_func=…)`, TRL 1.x), answered by a rollout run.
 
 A call of the trainer is one run: its prompts are groups, its `global_step` is the version of the policy. TRL passes a
-prompt once for each of its completions.
+prompt once for each of its completions. Each process of a distributed trainer has separate runs.
 
 Holds: the function returns exact tokens, one row for each prompt, in their order. A trainer that died and calls again
 at the same step continues the run of this step.
@@ -32,7 +32,8 @@ def make_rollout_function(spec: RolloutSpec, *, name: str, url: str | None = Non
     Args:
         spec: its prompts are rows of our own format, or a file of them. The trainer's prompts are their tasks. Its
             `group_size` and `epochs` are replaced by those of the call.
-        name: the runs are named `NAME-STEP-NUMBER`. A trainer that continues from a checkpoint uses the same name.
+        name: the runs are named `NAME-STEP-NUMBER`, and those of other processes than the first one have their number
+            behind it. A trainer that continues from a checkpoint uses the same name.
         url: the store; None for DECKHANDS_URL.
 
     The result has, besides TRL's fields, `reward` (None for a trajectory that is missing), `segments`, and
@@ -51,7 +52,8 @@ def make_rollout_function(spec: RolloutSpec, *, name: str, url: str | None = Non
     def roll_out(prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         step = int(trainer.state.global_step)
         texts = [_find_text(one) for one in prompts]
-        run = f"{name}-{step}-{calls[step]}"
+        process = int(trainer.accelerator.process_index)
+        run = f"{name}-{step}-{calls[step]}" + (f"-process{process}" if process else "")
         found = _run_in_thread(lambda: _collect(spec, by_task, texts, run=run, step=step, url=url))
         calls[step] += 1
         return to_fields(texts, found)
@@ -112,7 +114,11 @@ def to_fields(texts: Sequence[str], found: Mapping[str, Sequence[Rollout]]) -> d
         segment = (rollout or next(iter(found.get(text) or [spare]))).trajectory.segments[-1]
         first = segment.replies[0].start
         tokens, mask = segment.tokens.tolist(), list(segment.mask)
-        logprobs = [0.0 if math.isnan(one) else one for one in segment.logprobs]
+        # TRL leaves the importance of a token as it is if its log-probability is None. At a masked place, it is no use.
+        logprobs = [
+            (None if math.isnan(one) else one) if is_sampled else 0.0
+            for one, is_sampled in zip(segment.logprobs, mask, strict=True)
+        ]
         fields["prompt_ids"].append(tokens[:first])
         fields["completion_ids"].append(tokens[first:] if rollout else tokens[first : first + 1])
         fields["logprobs"].append(logprobs[first:] if rollout else [0.0])

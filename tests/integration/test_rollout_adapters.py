@@ -72,9 +72,9 @@ async def take_all(run: RolloutRun) -> AsyncIterator[Group]:
         await group.ack()
 
 
-def make_trainer(step: int) -> Any:
+def make_trainer(step: int, process: int = 0) -> Any:
     """Return the part of a trainer that the function reads."""
-    return SimpleNamespace(state=SimpleNamespace(global_step=step))
+    return SimpleNamespace(state=SimpleNamespace(global_step=step), accelerator=SimpleNamespace(process_index=process))
 
 
 async def test_trl_gets_exact_tokens_in_the_order_of_its_prompts(rollouts: Rollouts, tmp_path: Path) -> None:
@@ -112,6 +112,17 @@ async def test_a_trainer_that_calls_again_continues_its_step(rollouts: Rollouts)
     assert found[0]["conversation_id"] == found[1]["conversation_id"]
     assert found[0]["completion_ids"] == found[1]["completion_ids"]
     assert not set(found[0]["conversation_id"]) & set(found[2]["conversation_id"])
+
+
+async def test_processes_of_one_trainer_have_separate_runs(rollouts: Rollouts) -> None:
+    spec = RolloutSpec.parse({"prompts": make_prompts(1), "model": MODEL})
+    url = rollouts.cluster.url_for_workers or rollouts.cluster.store.url
+    prompts = [make_prompts(1)[0]["task"]] * 2
+    found = [
+        await asyncio.to_thread(make_rollout_function(spec, name="ranks", url=url), prompts, make_trainer(0, process))
+        for process in (0, 1)
+    ]
+    assert not set(found[0]["conversation_id"]) & set(found[1]["conversation_id"])
 
 
 async def test_a_prompt_without_a_row_is_named(rollouts: Rollouts) -> None:

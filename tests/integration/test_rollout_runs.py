@@ -18,6 +18,7 @@ from broker.runtime import UsageError
 from broker.store import open_store
 from deckhands.client import Client
 from deckhands.evaluation import LABEL, AttemptRow, EvaluationSteering
+from deckhands.evaluation.datasets.dataset import read_dataset
 from deckhands.rollouts import (
     COLUMNS,
     Group,
@@ -56,8 +57,9 @@ def engine(rollouts: Rollouts) -> StubEngine:
     return rollouts.engine
 
 
-async def start(rollouts: Rollouts, folder: Path, prompts: int = 2, **fields: Any) -> RolloutRun:
-    spec = RolloutSpec.parse({"prompts": make_prompts(prompts), "model": MODEL, "group_size": 2, **fields})
+async def start(rollouts: Rollouts, folder: Path, prompts: int | str = 2, **fields: Any) -> RolloutRun:
+    rows = make_prompts(prompts) if isinstance(prompts, int) else prompts
+    spec = RolloutSpec.parse({"prompts": rows, "model": MODEL, "group_size": 2, **fields})
     return await RolloutRun.start(rollouts.client, spec, directory=folder)
 
 
@@ -244,6 +246,36 @@ async def test_rewards_are_summed_with_weights(rollouts: Rollouts, tmp_path: Pat
     (group,) = await read_all(run)
     assert [one.rewards for one in group.rollouts] == 2 * [{"steps": 2.0, "half": 0.5, "check": 0.0}]
     assert [one.reward for one in group.rollouts] == [pytest.approx(1.2)] * 2
+
+
+async def test_step_rewards_arrive_in_groups_and_exports(rollouts: Rollouts, tmp_path: Path) -> None:
+    scorer = tmp_path / "scorers.py"
+    scorer.write_text(
+        'def each(attempt):\n    return {"reward": 1.0, "steps": [n / 4 for n, _ in enumerate(attempt.steps)]}\n'
+    )
+    run = await start(rollouts, tmp_path, 1, scorers=[f"{scorer}@each"])
+    (group,) = await read_all(run)
+    for one in group.rollouts:
+        replies = sum(len(segment.replies) for segment in one.trajectory.segments)
+        assert list(one.step_rewards) == [0.0, 0.25]
+        assert len(one.step_rewards) == replies
+    again = Group.from_json(json.loads(json.dumps(group.as_json())), run.acknowledge)
+    assert [one.step_rewards for one in again.rollouts] == [[0.0, 0.25]] * 2
+    path = tmp_path / "rows.jsonl"
+    await export_rollouts(rollouts.client, run, path, "jsonl")
+    assert [json.loads(line)["step_rewards"] for line in path.read_text().splitlines()] == [[0.0, 0.25]] * 2
+
+
+async def test_a_dataset_of_evaluations_gives_the_prompts_and_the_check(rollouts: Rollouts, tmp_path: Path) -> None:
+    rollouts.cluster.start_tool()
+    first = read_dataset("shipped")[0]
+    run = await start(rollouts, tmp_path, prompts="shipped", only=first.id)
+    (group,) = await read_all(run)
+    assert group.instance == first.id
+    assert [(one.outcome, one.reward) for one in group.rollouts] == [("unresolved", 0.0)] * 2
+    for one in group.rollouts:
+        (segment,) = one.trajectory.segments
+        assert first.task.strip().splitlines()[0] in rollouts.engine.tokenizer.decode(segment.tokens.tolist())
 
 
 async def test_the_number_of_a_check_is_part_of_rewards() -> None:

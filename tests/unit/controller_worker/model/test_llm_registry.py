@@ -63,6 +63,13 @@ def test_backends(settings: dict[str, Any], backend: str) -> None:
             {"model": "claude-sonnet-5", "api_key": "k", "temperature": 0.5, "drop_params": False},
             "The model 'claude-sonnet-5' does not support temperature. Unset it.",
         ),
+        *(
+            (
+                {"model": "a", "base_url": "http://h", "native_tool_calling": True, "rollout_api": api},
+                f"With LLM_ROLLOUT_API={api}, replies are text, so the server cannot handle tools.",
+            )
+            for api in ("completions", "llama_cpp")
+        ),
     ],
 )
 def test_unusable_configuration_is_refused(settings: dict[str, Any], complaint: str) -> None:
