@@ -73,7 +73,11 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "sdk_sessions": ("--sessions", "1", "--steps", "2"),
     "eval_in_flight": ("--count", "20", "--latency", "0.2", "--write-as", "eval_in_flight_smoke"),
     "rollout_in_flight": ("--count", "5", "--turns", "1", "--token-seconds", "0.005"),
-    "engines": ("--count", "6", "--speed", "60", "--late", "1"),
+    "rollout_kills": (
+        *("--trajectories", "16", "--turns", "2", "--group-size", "4", "--slots", "8", "--reply-seconds", "0.3"),
+        *("--controllers", "2", "--tools", "2", "--no-peer"),
+    ),
+    "engines": ("--count", "6", "--late", "1"),
     "eval_workspaces": ("--count", "2", "--latency", "0.1"),
     "eval_kills": (
         *("--count", "20", "--at-once", "10", "--latency", "0.3", "--controllers", "2", "--tools", "2", "--no-peer"),
