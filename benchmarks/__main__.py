@@ -67,7 +67,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "in_flight": ("--calls", "20", "--latency", "0.5"),
     "host_round_trip": ("--rounds", "10", "--hosts", "2"),
     "tool_round_trips": ("--rounds", "5", "--slow-rounds", "2"),
-    "neighbours": ("--seconds", "0.5", "--quiet", "1"),
+    "neighbours": ("--seconds", "0.5", "--quiet", "1", "--starts", "10"),
     "retiring": ("--conversations", "50"),
     "long_log": ("--events", "500"),
     "sdk_sessions": ("--sessions", "1", "--steps", "2"),

@@ -304,7 +304,7 @@ async def _disturb(
 
     # A tenth of the replies for the start, and as much for the end.
     acts = [(0.1 + 0.6 * (at + 1) / (len(victims) + 1), kill_worker(pid)) for at, pid in enumerate(victims)]
-    acts += [(0.35, restart(driver)), (0.45, swap(1)), (0.5, swap(2)), (0.65, restart(reader))]
+    acts += [(0.35, restart(driver)), (0.45, swap(1)), (0.46, swap(2)), (0.65, restart(reader))]
     needed = arguments.trajectories * (arguments.turns + 1)
     for share, act in sorted(acts, key=lambda one: one[0]):
         while engine.replies < share * needed:

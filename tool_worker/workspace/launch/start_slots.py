@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tool_worker.workspace.launch.host_folder import NODE_FOLDER, try_lock
 
-STARTS_AT_ONCE = 4
+STARTS_AT_ONCE = max(4, os.cpu_count() or 1)
 POLL_SECONDS = 0.02
 
 
