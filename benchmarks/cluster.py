@@ -65,9 +65,9 @@ class BenchCluster:
         """Start an ingress and return its process id once it has reported."""
         return await self._start("deckhands.ingress", environment)
 
-    async def start_noop_tool(self) -> int:
-        """Start a worker that answers every action of the pool `noop` at once, and return its process id."""
-        return await self._start("benchmarks.noop_tool", {})
+    async def start_noop_tool(self, pool: str = POOL) -> int:
+        """Start a worker that answers every action of a pool at once, and return its process id."""
+        return await self._start("benchmarks.noop_tool", {}, pool)
 
     async def start_process(self, module: str, environment: dict[str, str]) -> int:
         """Start a module that reports as a worker, and return its process id once it has."""
@@ -147,8 +147,8 @@ class BenchCluster:
         if child.exit_status is not None:
             raise RuntimeError(f"{module} ended:\n{self._logs[child.pid].read_text()[-MOST_LOG_CHARS:]}")
 
-    async def _start(self, module: str, environment: dict[str, str]) -> int:
-        child = self.launch(module, environment)
+    async def _start(self, module: str, environment: dict[str, str], *arguments: str) -> int:
+        child = self.launch(module, environment, *arguments)
         async with asyncio.timeout(READY_LIMIT_SECONDS):
             while not any(f"-{child.pid}-" in member.worker_id for member in await list_members(self.client.store)):
                 self._check_running(child, module)

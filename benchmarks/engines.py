@@ -10,9 +10,12 @@ time that the store itself takes is not among them.
 
 `--trace FILE` replays recorded trajectories: a line for each, `{"group": NAME, "prompt": TOKENS, "turns": [[NEW_TOKENS,
 REPLY_TOKENS, TOOL_SECONDS], …]}`. `--record FILE` writes such a file from the rollouts of a cluster (DECKHANDS_URL),
-whose logs it still has. Without a trace, trajectories are drawn with a seed: prompts of 3,000 tokens that groups of
-eight share, 6 to 24 turns, results of about 1,200 tokens, replies of about 200, and tools that take 2 s at the median
-and up to a minute.
+whose logs it still has. `--play FILE` makes trajectories to record: `--count` conversations of a cluster of its own, at
+the stub engine, with real shells. How long their commands take and how much they print is drawn as below; recorded are
+the tokens and the times that result.
+
+Without a trace, trajectories are drawn with a seed: prompts of 3,000 tokens that groups of eight share, 6 to 24 turns,
+results of about 1,200 tokens, replies of about 200, and tools that take 2 s at the median and up to a minute.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import hashlib
 import json
 import random
 import sys
+import tempfile
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +35,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.cluster import running_cluster
 from benchmarks.eval_figures import Line, show
 from broker.contract import ModelReply
 from broker.coordination import Membership
@@ -38,7 +43,8 @@ from broker.limits import CallGranted, CallOutcome, Governor, QuotaTable
 from broker.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
-from deckhands.client import Client
+from deckhands.client import Client, TaskSpec
+from deckhands.rollouts import StubEngine, serve_stub
 from tests.jumping_loop import JumpingLoop
 
 BLOCK_TOKENS = 16
@@ -142,19 +148,21 @@ def _hash_chain(numbers: Sequence[int], before: int = 0) -> list[int]:
     return found
 
 
+def draw_turn(rng: random.Random, *, is_first: bool = False) -> Turn:
+    """Draw a turn. The prompt of the first one is that of the trajectory."""
+    return Turn(
+        new_tokens=0 if is_first else int(min(8_000, rng.lognormvariate(7.0, 0.7))),
+        reply_tokens=int(min(1_000, max(30, rng.lognormvariate(5.2, 0.6)))),
+        tool_seconds=min(60.0, rng.lognormvariate(0.7, 1.2)),
+    )
+
+
 def draw_trajectories(count: int, late_from: int) -> list[Recorded]:
     """Return trajectories drawn with a seed; those from a number on belong to the late tenant."""
     rng = random.Random(SEED)
     found = []
     for number in range(count):
-        turns = tuple(
-            Turn(
-                new_tokens=0 if at == 0 else int(min(8_000, rng.lognormvariate(7.0, 0.7))),
-                reply_tokens=int(min(1_000, max(30, rng.lognormvariate(5.2, 0.6)))),
-                tool_seconds=min(60.0, rng.lognormvariate(0.7, 1.2)),
-            )
-            for at in range(rng.randint(6, 24))
-        )
+        turns = tuple(draw_turn(rng, is_first=at == 0) for at in range(rng.randint(6, 24)))
         tenant = LATE if number >= late_from else EARLY
         found.append(Recorded(f"c{number}", f"g{number // GROUP}", tenant, 3_000, turns))
     return found
@@ -384,11 +392,45 @@ def measure(arguments: argparse.Namespace) -> int:
     return 0 if all(line.is_met for line in lines) or arguments.count < 200 else 1
 
 
-async def record(path: Path, limit: int) -> int:
+class PlayedEngine(StubEngine):
+    """A stub engine whose commands take their time, and which ends a trajectory after 6 to 24 turns."""
+
+    def __init__(self) -> None:
+        super().__init__(keeps_truth=False)
+        self._random = random.Random(SEED)
+
+    def write_reply(self, step: int, *, as_text: bool, key: str) -> tuple[str, list[dict[str, Any]]]:
+        """Return the text of a step's reply; see `StubEngine.write_reply`."""
+        self.turns = step if step >= 24 or (step >= 6 and self._random.random() < 1 / 9) else step + 1
+        text, calls = super().write_reply(step, as_text=as_text, key=key)
+        turn = draw_turn(self._random)
+        work = f"sleep {turn.tool_seconds:.2f}; head -c {turn.new_tokens} /dev/zero | tr '\\0' x"
+        return text.replace("echo rollouts", f"{work}; echo rollouts"), calls
+
+
+async def play(directory: Path, path: Path, count: int) -> int:
+    """Make trajectories with real shells, write them as a trace, and return their number."""
+    async with serve_stub(PlayedEngine()) as address, running_cluster(directory / "cluster") as cluster:
+        await cluster.start_controller(
+            LLM_MODEL="openai/stub",
+            LLM_BASE_URL=f"{address}/v1",
+            LLM_API_KEY="none",
+            LLM_ROLLOUT_API="completions",
+            DECKHANDS_MAX_CONVERSATIONS=str(count + 10),
+        )
+        await cluster.start_tools(NO_CHANGE_TIMEOUT_SECONDS="120", DECKHANDS_CONCURRENCY=str(count))
+        for number in range(count):
+            group = f"g{number // GROUP}"
+            await cluster.client.submit(TaskSpec(task=f"Find the answer of {group}.", title=group, rollout=True))
+        await cluster.until_finished(count)
+        return await record(path, count, url=cluster.store.url)
+
+
+async def record(path: Path, limit: int, *, url: str | None = None) -> int:
     """Write the recorded rollouts of a cluster as a trace, and return their number."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
-        async with await Client.connect() as client:
+        async with await Client.connect(url) as client:
             for row in await client.recent(limit=limit):
                 events = await client.events(row.conversation_id)
                 replies = [one for one in events if isinstance(one, ModelReply) and one.tokens is not None]
@@ -422,7 +464,14 @@ def main() -> None:
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="write a trace of a cluster's rollouts, and no more"
     )
+    parser.add_argument(
+        "--play", type=Path, metavar="FILE", help="make trajectories with real shells, write their trace, and no more"
+    )
     arguments = parser.parse_args()
+    if arguments.play is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            print(asyncio.run(play(Path(folder), arguments.play, arguments.count)), "trajectories")
+        return
     if arguments.record is not None:
         print(asyncio.run(record(arguments.record, arguments.count)), "trajectories")
         return

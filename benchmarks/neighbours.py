@@ -1,6 +1,7 @@
-"""What one workspace's flood costs the others: a hundred megabytes, a million lines, ten thousand pieces a second.
+"""What one workspace's flood costs the others: a hundred megabytes, a million lines, ten thousand pieces a second; and
+what the starts of hundreds of workspaces cost them, by two workers of the node.
 
-    python benchmarks/neighbours.py [--seconds 5] [--quiet 4] [--sandbox bwrap|none]
+    python benchmarks/neighbours.py [--seconds 5] [--quiet 4] [--starts 200] [--sandbox bwrap|none]
 
 One tool worker's part in one process: real workspaces, a real store, the executor. While one conversation floods,
 others run `true` without a pause; what is printed is how long they waited, without a flood and with each, how long the
@@ -100,8 +101,10 @@ async def watched(flood: Awaitable[object], quiet: Sequence[OpenWorkspace], ids:
     return waits
 
 
-async def measure(root: Path, store: Store, *, seconds: float, quiet: int, sandbox: str) -> dict[str, object]:
-    workspaces = Workspaces(root, sandbox=sandbox)
+async def measure(
+    root: Path, store: Store, *, seconds: float, quiet: int, starts: int, sandbox: str
+) -> dict[str, object]:
+    workspaces, other = (Workspaces(root, sandbox=sandbox) for _ in range(2))
     log = EventLog(store)
     executor = Executor(log, workspaces, worker_id="bench", offered=OfferedTools([pour]))
     ids = [1]
@@ -129,6 +132,10 @@ async def measure(root: Path, store: Store, *, seconds: float, quiet: int, sandb
                 events = [MessageAction(content=f"piece {n}", source=EventSource.AGENT) for n in range(100)]
                 await asyncio.gather(log.append(FLOOD, events), asyncio.sleep(0.01))
 
+        async def start() -> None:
+            workers = (workspaces, other)
+            await asyncio.gather(*(workers[number % 2].open(f"started-{number}") for number in range(starts)))
+
         pieces = PIECES.format(count=int(seconds * 10_000))
         floods: dict[str, Callable[[], Awaitable[object]]] = {
             "nothing": lambda: asyncio.sleep(seconds),
@@ -137,9 +144,11 @@ async def measure(root: Path, store: Store, *, seconds: float, quiet: int, sandb
             "10,000 pieces a second": command(f"python3 -c '{pieces}'"),
             "10,000 events a second": append,
             "a tool's answer of 100 MB": call,
+            f"{starts} starts": start,
         }
         return {name: (await watched(flood(), calm, ids, host)).report() for name, flood in floods.items()}
     finally:
+        await other.aclose()
         for state in workspaces.list():
             await workspaces.close(state.conversation_id)
         await workspaces.aclose()
@@ -151,7 +160,12 @@ async def _main(options: argparse.Namespace) -> dict[str, object]:
         await server.start()
         store = await open_store(server.url)
         try:
-            own = {"seconds": options.seconds, "quiet": options.quiet, "sandbox": options.sandbox}
+            own = {
+                "seconds": options.seconds,
+                "quiet": options.quiet,
+                "starts": options.starts,
+                "sandbox": options.sandbox,
+            }
             return await measure(Path(folder, "node"), store, **own)
         finally:
             await store.aclose()
@@ -163,6 +177,7 @@ def main() -> None:
     parser.add_argument("--sandbox", choices=["bwrap", "none"], default="bwrap")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--quiet", type=int, default=4)
+    parser.add_argument("--starts", type=int, default=200)
     print(json.dumps(asyncio.run(_main(parser.parse_args())), indent=2))
 
 

@@ -2,8 +2,9 @@
 
 It serves the pool `noop`, so conversations whose workspace is in that pool reach it and no other worker. What it leaves
 out is the tool itself; queue, claim, decoding, append and the record of lost events are those of a real tool worker.
+An argument is another pool to serve.
 
-    DECKHANDS_URL=… python -m benchmarks.noop_tool
+    DECKHANDS_URL=… python -m benchmarks.noop_tool [POOL]
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable
 
 from broker.contract.actions import CmdRunAction
@@ -34,13 +36,13 @@ _log = logging.getLogger(__name__)
 class NoopTool:
     """Answers the actions of the pool `noop` in all shards of a store."""
 
-    def __init__(self, store: Store, *, on_action: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: Store, *, on_action: Callable[[], None] = lambda: None, pool: str = POOL) -> None:
         """Prepare it; `on_action` is called whenever an action has arrived."""
         self._worker_id = new_worker_id("tool")
         self._on_action = on_action
         self._log = EventLog(store)
         self._queues = [
-            ActionQueue(store, names, worker_id=self._worker_id, node=NODE, pools=(POOL,), is_first=None)
+            ActionQueue(store, names, worker_id=self._worker_id, node=NODE, pools=(pool,), is_first=None)
             for names in store.all_shards
         ]
         streams = [queue.streams for queue in self._queues]
@@ -106,7 +108,7 @@ async def main() -> None:
     """Serve the store that the environment names."""
     store = await open_store(os.environ["DECKHANDS_URL"], patience_seconds=None)
     while True:
-        await NoopTool(store).run()
+        await NoopTool(store, pool=sys.argv[1] if len(sys.argv) > 1 else POOL).run()
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ class CallInFlight:
             question = replace(question, seen_id=batched.seen_id)
         recorded = None
         if isinstance(result, Completion) and result.tokens is not None:
-            content = await asyncio.to_thread(result.tokens.record.to_bytes)
+            content = await asyncio.to_thread(result.tokens.to_bytes)
             recorded = await services.log.blobs.add(request.conversation_id, content)
         return ModelAnswer(wanted, question, result, self._estimate(call, question, result), recorded=recorded)
 

@@ -267,11 +267,11 @@ def _to_recorded_tokens(completion: Completion) -> RecordedTokens | None:
     tokens = completion.tokens
     if tokens is None:
         return None
-    oldest, newest = tokens.record.find_version_bounds() or (None, None)
+    oldest, newest = tokens.reply.find_version_bounds() or (None, None)
     return RecordedTokens(
         start=tokens.start,
-        prompt=len(tokens.record.prompt),
-        sampled=len(tokens.record.sampled),
+        prompt=len(tokens.prompt),
+        sampled=len(tokens.reply.sampled),
         min_version=oldest,
         max_version=newest,
         messages=tokens.messages,

@@ -9,7 +9,7 @@ Does not: retry, wait for a quota, keep a budget.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from broker.contract import TokenRecord, ToolSpec
@@ -54,17 +54,23 @@ class ReplyTokens:
     """The exact tokens of a reply.
 
     Attributes:
-        record: the new tokens of the prompt, and the sampled ones.
+        prompt: the new tokens of the prompt, compressed: many replies may wait for their append at once.
+        reply: the record of the sampled tokens, without the prompt.
         start: the tokens before them in their segment.
         messages: the messages of the prompt; `digest` covers these and the tools.
         reason: why they start a new segment; empty if they continue one, or are the first.
     """
 
-    record: TokenRecord
+    prompt: PackedTokens
+    reply: TokenRecord
     start: int
     messages: int
     digest: str
     reason: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Return the record of the prompt and the reply as bytes. It takes milliseconds; call it in a thread."""
+        return replace(self.reply, prompt=self.prompt.unpack()).to_bytes()
 
 
 @dataclass(frozen=True, slots=True)

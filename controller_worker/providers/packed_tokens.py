@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from array import array
 
-LEVEL = 1
-"""Of zlib: a millisecond for ten thousand tokens, to less than half of their size."""
+LEVEL = 3
+"""Of zlib: a millisecond for ten thousand tokens, to a fifth of their size. Level 1 takes as long for a quarter."""
 
 
 class PackedTokens:

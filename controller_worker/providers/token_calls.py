@@ -122,7 +122,7 @@ class TokenCalls:
                 elif new is None:
                     raise TokensMissingError(f"The server of {self._config.model!r} returns no tokens.", remedy=_REMEDY)
         tokens = ReplyTokens(
-            TokenRecord(new.unpack(), *sampled), start=len(known), messages=count, digest=digest, reason=reason
+            new, TokenRecord(array("i"), *sampled), start=len(known), messages=count, digest=digest, reason=reason
         )
         return answer, found, size, tokens
 

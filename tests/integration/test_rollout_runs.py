@@ -230,6 +230,28 @@ async def test_a_late_group_is_delivered_as_it_is(rollouts: Rollouts, engine: St
     assert len(group.rollouts) == 2
 
 
+LIMITS = [{"max_iterations": 2}, {"trajectory_seconds": 8, "retries": 20}]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=["iterations", "seconds"])
+async def test_partial_trajectories_are_kept(
+    rollouts: Rollouts, engine: StubEngine, tmp_path: Path, limit: dict[str, Any]
+) -> None:
+    engine.turns, engine.seconds_per_token = 1_000, 0.005
+    run = await start(rollouts, tmp_path, 1, **limit)
+    (group,) = await read_all(run)
+    assert [one.is_partial for one in group.rollouts] == [True, True]
+    assert [one.reward for one in group.rollouts] == [0.0, 0.0]
+    assert all(sum(segment.mask) for one in group.rollouts for segment in one.trajectory.segments)
+
+
+async def test_partial_trajectories_are_dropped(rollouts: Rollouts, engine: StubEngine, tmp_path: Path) -> None:
+    engine.turns = 1_000
+    run = await start(rollouts, tmp_path, 1, max_iterations=2, partial="drop", retries=0)
+    assert await read_all(run) == []
+    assert [one["reason"] for one in await run.list_events() if one["kind"] == "given_up"] == ["too_small"]
+
+
 async def test_rewards_are_summed_with_weights(rollouts: Rollouts, tmp_path: Path) -> None:
     scorer = tmp_path / "scorers.py"
     half = '{"reward": 0.5, "metrics": {"lines": 3}}'

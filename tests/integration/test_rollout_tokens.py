@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from broker.contract import (
 from broker.runtime import CorruptEntry
 from deckhands.client import Segment, Trajectory
 from deckhands.rollouts import StubEngine, serve_stub
-from deckhands.rollouts.stub_engine import logprob_of
+from deckhands.rollouts.stub_engine import AmbiguousTokenizer, logprob_of
 from tests.faults.harness import FaultCluster
 from tests.polling import until
 from tests.rollout_parts import Rollouts
@@ -96,6 +96,29 @@ async def test_a_condensation_starts_a_segment(rollouts: Rollouts) -> None:
     assert sum(len(rollouts.find_truth(one)) for one in trajectory.segments) == sum(
         len(one.replies) for one in trajectory.segments
     )
+
+
+class ForgetfulTokenizer(AmbiguousTokenizer):
+    """A chat template that leaves out the text of a reply when messages follow it, as templates do with thoughts."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, is_open: bool) -> list[int]:
+        last = len(messages) - 1
+        shown = [
+            {**message, "content": ""} if message["role"] == "assistant" and at < last else message
+            for at, message in enumerate(messages)
+        ]
+        return super().render(shown, tools, is_open=is_open)
+
+
+@pytest.mark.parametrize("api", ["chat_tokens", "completions"])
+async def test_a_template_that_changes_replies_starts_segments(rollouts: Rollouts, api: str) -> None:
+    rollouts.engine.tokenizer = ForgetfulTokenizer()
+    rollouts.start(api)
+    trajectory = await run(rollouts, rollout=True)
+    assert [segment.reason for segment in trajectory.segments] == ["", "template", "template", "template"]
+    events = await rollouts.client.events(trajectory.conversation_id)
+    assert [one.reason for one in events if isinstance(one, SegmentStarted)] == ["template"] * 3
+    assert all(len(rollouts.find_truth(segment)) == len(segment.replies) == 1 for segment in trajectory.segments)
 
 
 async def test_without_rollout_nothing_is_recorded(rollouts: Rollouts) -> None:

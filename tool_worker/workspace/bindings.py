@@ -29,7 +29,7 @@ from broker.secrets import Mounts
 from broker.store import Store
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.launch.host_folder import Binding, HostFolder
+from tool_worker.workspace.launch.host_folder import NODE_FOLDER, Binding, HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
 
 _NamedDirectory = tuple[str, str]
@@ -123,8 +123,8 @@ class Bindings:
     @contextmanager
     def _hold_naming_lock(self) -> Iterator[None]:
         """Hold the node's lock for binding workspaces to named directories."""
-        (self._root / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self._root / FOLDER / "naming.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        (self._root / NODE_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._root / NODE_FOLDER / "naming.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -132,14 +132,13 @@ class Bindings:
             os.close(lock)
 
 
-FOLDER = ".node"
 PATIENCE_SECONDS = 3 * HEARTBEAT_TTL_SECONDS
 """A killed worker stays visible for a moment, and its successor may have a new disk."""
 
 
 def read_or_create_identity(node_dir: Path) -> str:
     """Return the identity of a node's directory, creating it if missing; "" if it cannot be written."""
-    kept = node_dir / FOLDER / "identity"
+    kept = node_dir / NODE_FOLDER / "identity"
     try:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mine = kept.with_name(new_key())

@@ -38,13 +38,13 @@ from tool_worker.workspace.launch.host_launch import (
 )
 from tool_worker.workspace.launch.host_plan import GitIdentity, HostPlans
 from tool_worker.workspace.launch.session_programs import SessionPrograms
+from tool_worker.workspace.launch.start_slots import StartSlots
 from tool_worker.workspace.launch.verified_sandboxes import VerifiedSandboxes
 from tool_worker.workspace.named_directories import NamedDirectories, make_unwritable_notice
 from tool_worker.workspace.node_capacity import NodeCapacity, free_capacity
 from tool_worker.workspace.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 
 SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
-STARTS_AT_ONCE = 4
 ENDING_LIMIT_SECONDS = 10.0
 DETACH_SECONDS = 60.0
 SESSION_IDLE_SECONDS = 300.0
@@ -131,7 +131,7 @@ class Workspaces:
         self._attached: dict[str, _Attached] = {}
         self._sandboxes = VerifiedSandboxes(sandbox, self._root, containers or ContainerSettings())
         self._started: set[int] = set()
-        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._start_slots = StartSlots(self._root)
         self._freeing_capacity = asyncio.Lock()
         self._is_closed = False
 
@@ -321,7 +321,7 @@ class Workspaces:
             try:
                 if alive_fd is None:
                     return await self._connect(folder, binding)
-                async with self._starting:
+                async with self._start_slots.hold():
                     async with self._freeing_capacity:
                         if (held := self._capacity.find_shortage()) is not None:
                             await free_capacity(

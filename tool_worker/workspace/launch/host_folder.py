@@ -93,6 +93,8 @@ def to_absolute(path: str) -> Path:
 LOG_TAIL_BYTES = 2000
 BACKLOG = 64
 HOME, TEMPORARY = "home", "tmp"
+NODE_FOLDER = ".node"
+"""The folder for the locks of the whole node, beside those of conversations."""
 
 
 class HostFolder:
@@ -203,7 +205,7 @@ class HostFolder:
 
     def take_alive_lock(self) -> int | None:
         """Take the lock of a live host and return its descriptor; None if a host holds it."""
-        return _try_lock(self._alive, fcntl.LOCK_EX)
+        return try_lock(self._alive)
 
     @property
     def is_alive(self) -> bool:
@@ -211,7 +213,7 @@ class HostFolder:
         if not self._alive.exists():
             return False
         # A shared lock, so that concurrent checks do not take each other for a host.
-        probe = _try_lock(self._alive, fcntl.LOCK_SH)
+        probe = try_lock(self._alive, fcntl.LOCK_SH)
         if probe is not None:
             os.close(probe)
         return probe is None
@@ -226,7 +228,7 @@ class HostFolder:
     @asynccontextmanager
     async def hold_opening_lock(self) -> AsyncIterator[None]:
         """Hold the machine-wide lock for starting and ending this host."""
-        descriptor = _try_lock(self._opening, fcntl.LOCK_EX)
+        descriptor = try_lock(self._opening)
         if descriptor is None:
             descriptor = await _lock(self._opening)
         try:
@@ -272,7 +274,8 @@ class HostFolder:
             os.close(folder)
 
 
-def _try_lock(path: Path, kind: int) -> int | None:
+def try_lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
+    """Return the descriptor of a file that is now locked, created if needed; None if another one holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

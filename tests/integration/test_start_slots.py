@@ -1,0 +1,63 @@
+"""How many hosts of a node start at once, whichever of its tool workers starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.workspace_hosts import ROOT, opened
+from tests.polling import unhurried
+from tool_worker.workspace.launch.start_slots import STARTS_AT_ONCE, StartSlots
+
+PATIENCE_SECONDS = 0.5
+"""How long a start is watched that must not happen."""
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from tool_worker.workspace.launch.start_slots import STARTS_AT_ONCE, StartSlots
+
+async def main(root):
+    slots = StartSlots(root)
+    async def hold():
+        async with slots.hold():
+            print("held", flush=True)
+            await asyncio.Event().wait()
+    await asyncio.gather(*(hold() for _ in range(STARTS_AT_ONCE)))
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def test_a_start_waits_for_those_of_another_worker(tmp_path: Path) -> None:
+    other = StartSlots(tmp_path)
+    async with opened(tmp_path, sandbox="none") as workspaces, contextlib.AsyncExitStack() as held:
+        running = await workspaces.open("running")
+        for _ in range(STARTS_AT_ONCE):
+            await held.enter_async_context(other.hold())
+        starting = asyncio.create_task(workspaces.open("starting"))
+        await asyncio.wait([starting], timeout=PATIENCE_SECONDS)
+        assert not starting.done()
+        result = await running.run(1, "bash", {"command": "echo on"})
+        assert result.value["content"] == "on", "a running workspace waits for starts"
+        await held.aclose()
+        async with asyncio.timeout(unhurried(60)):
+            await starting
+
+
+async def test_a_worker_that_dies_gives_its_slots_back(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
+    assert holder.stdout is not None
+    for _ in range(STARTS_AT_ONCE):
+        assert await asyncio.to_thread(holder.stdout.readline) == b"held\n"
+    entering = StartSlots(tmp_path).hold()
+    waiting = asyncio.create_task(entering.__aenter__())
+    await asyncio.wait([waiting], timeout=PATIENCE_SECONDS)
+    assert not waiting.done()
+    holder.kill()
+    holder.communicate()
+    async with asyncio.timeout(unhurried(60)):
+        await waiting
+    await entering.__aexit__(None, None, None)
