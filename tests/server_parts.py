@@ -98,10 +98,12 @@ async def served(folder: Path, programs: dict[str, str], *, archive: str = "", *
 
 
 @asynccontextmanager
-async def served_with_workers(folder: Path, **variables: str) -> AsyncIterator[Served]:
-    """A server, and beside it a controller worker and a tool worker with some variables."""
+async def served_with_workers(
+    folder: Path, *, options: dict[str, Any] | None = None, **variables: str
+) -> AsyncIterator[Served]:
+    """A server with some options, and beside it a controller worker and a tool worker with some variables."""
     async with AsyncExitStack() as stack:
-        found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
+        found = await stack.enter_async_context(served(folder / "log", environment_with(folder), **(options or {})))
         environment = found.environment(folder / "home", **variables)
         # A host whose conversation has not ended, such as one that waits for its user, outlives its worker.
         stack.push_async_callback(close_workspaces, folder / "home" / "node")
@@ -112,10 +114,12 @@ async def served_with_workers(folder: Path, **variables: str) -> AsyncIterator[S
 
 
 @asynccontextmanager
-async def served_with_model(folder: Path, turns: Sequence[dict[str, Any]], **variables: str) -> AsyncIterator[Served]:
+async def served_with_model(
+    folder: Path, turns: Sequence[dict[str, Any]], *, options: dict[str, Any] | None = None, **variables: str
+) -> AsyncIterator[Served]:
     """A server with workers whose default model follows a script, and whose home is the folder."""
     default = script(folder / "default.json", *turns)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DECKHANDS_HOME", str(folder))
-        async with served_with_workers(folder, LLM_MODEL=default, **variables) as found:
+        async with served_with_workers(folder, options=options, LLM_MODEL=default, **variables) as found:
             yield found

@@ -1,7 +1,8 @@
 """The libraries that the web page brings along: `make vendored`, or `python -m tests.vendored_packages`, fetches them.
 
 `vendored.json` names each package with its exact version, its licence, and its files with their SHA-256. To take
-another version, change it there and run the command: the files and their hashes are written again.
+another version, change it there and run the command: the files and their hashes are written again. `changes` of a file
+are what the page's policy requires: `<style>` elements and `style` attributes are forbidden.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ def to_vendored(content: bytes) -> bytes:
     return SOURCE_MAP.sub(b"\n", content)
 
 
+def apply_changes(content: bytes, changes: dict[str, str]) -> bytes:
+    """Return a file with the changes that the manifest names; each has to be found."""
+    for old, new in changes.items():
+        assert old.encode() in content, f"{old} is not in the file: look at the new version, and adapt the change"
+        content = content.replace(old.encode(), new.encode())
+    return content
+
+
 def find_licence(names: list[str]) -> str:
     return next(name for name in sorted(names) if re.fullmatch(r"package/LICEN[CS]E(\.\w+)?", name, re.IGNORECASE))
 
@@ -60,7 +69,7 @@ def refresh() -> None:
             for to, file in package["files"].items():
                 member = archive.extractfile(f"package/{file['from']}")
                 assert member is not None, to
-                content = to_vendored(member.read())
+                content = apply_changes(to_vendored(member.read()), file.get("changes", {}))
                 (FOLDER / to).write_bytes(content)
                 file["sha256"] = sha256(content).hexdigest()
             licence = archive.extractfile(find_licence(archive.getnames()))

@@ -32,3 +32,6 @@ from .wakeups import settle_results as settle_results
 from .wakeups import CarriedEvent as CarriedEvent, ReadyStream as ReadyStream, WorkerMailbox as WorkerMailbox
 from .wakeups import wake_conversations as wake_conversations
 from .action_streams import WorkspaceOrders as WorkspaceOrders
+from .terminals import MOST_BYTES as MOST_BYTES, TerminalFailed as TerminalFailed, TerminalLink as TerminalLink
+from .terminals import TerminalLost as TerminalLost, TerminalMessage as TerminalMessage, Terminals as Terminals
+from .terminals import parse_size as parse_size, was_answered as was_answered

@@ -25,7 +25,7 @@ from broker.secrets import ClaimedSecrets
 from broker.store import GroupReader, ShardKeys, Store
 
 LARGEST_ID = 2**53
-ORDERS = frozenset({"cancel", "close", "transfer"})
+ORDERS = frozenset({"cancel", "close", "terminal", "transfer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class ActionDelivery:
 
 @dataclass(frozen=True, slots=True)
 class ControlDelivery:
-    """An order about a conversation's workspace: `cancel` a running action, `close` the workspace, or `transfer` files.
+    """An order about a workspace: `cancel` a running action, `close` it, open a `terminal`, or `transfer` files.
 
     Attributes:
-        token: the token of a transfer, see `broker.coordination.transfers`.
+        token: the token of a transfer or terminal, see `broker.coordination`.
         entry: the entry of the action to cancel; empty if it is unknown.
     """
 

@@ -96,6 +96,9 @@
     deck:{k}:c:<id>:parcel:<name>  hash     with the log   a file for the initial workspace
     deck:{k}:c:<id>:parcel:<t>     hash     ten minutes    files in transfer; see transfers
     deck:{k}:c:<id>:transfer:<t>   hash     ten minutes    the request to transfer files, and its outcome
+    deck:{k}:c:<id>:terminal:<t>   hash     20 seconds     the request for an operator's terminal, see terminals
+    deck:{k}:c:<id>:terminal_input:<t> stream two minutes  its input, encrypted for the tool worker
+    deck:{k}:c:<id>:terminal_output:<t> stream two minutes its output, encrypted for the server
     deck:{k}:c:<id>:secrets        hash     with the log   secrets by name, encrypted, see secrets
     deck:{k}:c:<id>:masked         set      with the log   all their current and former values, encrypted
     deck:{k}:c:<id>:secrets_of     string   with the log   for a delegate: the conversation whose secrets it shares
@@ -473,6 +476,18 @@ class ConversationKeys:
     def transfer(self, token: str) -> str:
         """A request to transfer files."""
         return f"{self.root}:transfer:{token}"
+
+    def terminal(self, token: str) -> str:
+        """A request for an operator's terminal."""
+        return f"{self.root}:terminal:{token}"
+
+    def terminal_input(self, token: str) -> str:
+        """The input of a terminal."""
+        return f"{self.root}:terminal_input:{token}"
+
+    def terminal_output(self, token: str) -> str:
+        """The output of a terminal."""
+        return f"{self.root}:terminal_output:{token}"
 
 
 @lru_cache(maxsize=CACHED_CONVERSATIONS)

@@ -24,6 +24,7 @@ from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MOMENT
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem
+from deckhands.server.terminals import reveal
 
 routes = APIRouter(tags=["cluster"])
 AccountName = Annotated[str, Path(max_length=200, examples=["tenant:acme"])]
@@ -478,7 +479,7 @@ async def operations(
     before: Annotated[str, Query(pattern=OPERATION_ID, description="the id of an entry: only older ones")] = "",
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[ShownOperation]:
-    """List operations that no conversation log records, newest first: deletions, budgets, schedules, uploads, forks."""
+    """List operations that no conversation log records, newest first: deletions, budgets, schedules, terminals."""
     found = await gateway.operations.latest(before=before, limit=limit)
     return [
         ShownOperation(
@@ -488,7 +489,7 @@ async def operations(
             tenant=each.tenant,
             action=each.action,
             target=each.target,
-            reason=each.reason,
+            reason=await reveal(gateway, each.action, each.target, each.reason),
         )
         for each in found
     ]

@@ -58,6 +58,7 @@ class ServerOptions:
         tenant_percent: the percentage of all streams, transfers and connections that one tenant may use.
         mcp_servers: the MCP servers of the operator, of which some need a login.
         openhands: whether the server also offers the API of OpenHands' agent server.
+        terminals: whether operators may open terminals in workspaces.
         needs_match: whether changes need `If-Match`, so that no client overwrites changes it has not seen.
     """
 
@@ -77,6 +78,7 @@ class ServerOptions:
     tenant_percent: int = 50
     needs_match: bool = False
     openhands: bool = False
+    terminals: bool = False
     mcp_servers: tuple[McpServerSpec, ...] = ()
 
     @property

@@ -38,7 +38,7 @@ PUBLIC = frozenset(
 )
 OPENHANDS = ("/api/", "/sockets/")
 """The paths of OpenHands' API: its clients send the key in a header of their own."""
-STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
+STREAM = re.compile(r"/conversations/[^/]+/(stream|ws|terminal)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
 FORM = re.compile(r"/api/(conversations/[^/]+/)?file/upload")
 """The route of OpenHands that takes a file as a part of a form."""

@@ -20,6 +20,14 @@ is `{"request", "error": {"code", "message", "retryable"}}`; a refused request h
         → {"protocol", "workspace", "running": [action ids], "newest", "is_shell_busy", "has_egress"}; a shell
         is also busy with a command whose call was answered on a timeout; `newest` is null, or the highest number of an
         action that was ever started, and its fingerprint
+    {"op": "terminal", "request", "what": "open", "columns", "rows"}
+        Starts a shell for an operator, on a separate pseudo-terminal. It ends with the connection.
+        → {"terminal"}, its number
+    {"op": "terminal", "request", "what": "read", "terminal"}
+        → {"output", "exit_code"} once there is output, in base64; `exit_code` is null until the shell has ended
+    {"op": "terminal", "request", "what": "write" | "resize" | "close", "terminal", "input"?, "columns"?, "rows"?}
+        Sends input (in base64), sets the size, or ends the shell.
+        → {}
     {"op": "egress", "request"}
         Lends the listening socket for the workspace's programs to the egress proxy that sends this request.
         → {}, with the listening socket beside it

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # importing the module `typing` would take as long as importi
     from tool_worker.host.editor.file_tools import FileTools
     from tool_worker.host.session_program import SessionCall, SessionProgram
     from tool_worker.host.shell.bash_session import BashSession
+    from tool_worker.host.shell.operator_terminal import OperatorTerminals
 
 CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
@@ -82,6 +83,7 @@ class HostServer:
         self._journal = journal
         self._children = Children(loop, score)
         self._terminals = Terminals(loop, self._children, configuration)
+        self._operators: OperatorTerminals | None = None
         self._files: FileTools | None = None
         self._egress = HostEgress(configuration.egress_port)
         self._clients: set[HostClient] = set()
@@ -100,6 +102,8 @@ class HostServer:
     def end(self) -> None:
         """Kill all processes that the host has started, and wait up to two seconds until they are gone."""
         self._terminals.close()
+        if self._operators is not None:
+            self._operators.close()
         for program in self._programs.values():
             program.close()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -142,6 +146,8 @@ class HostServer:
             client.is_open = False
             self._clients.discard(client)
             self._egress.forget(client)
+            if self._operators is not None:
+                self._operators.forget(client)
             client.writer.clear()
             self._loop.on_readable(client.connection.fileno(), None)
             client.connection.close()
@@ -155,7 +161,7 @@ class HostServer:
         self._idle.set(None if self._executions else now + self._configuration.idle_seconds)
 
     def _end_if_resting(self) -> None:
-        if self._is_resting():
+        if self._is_resting() and not self._has_operators():
             self._loop.stop()
         else:
             self._idle.set(self._loop.now() + self._configuration.idle_seconds)
@@ -170,8 +176,11 @@ class HostServer:
             resting.add(self._programs["code"].resting_pid)
         return not self._executions and all(below.pid in resting for below in live_descendants(os.getpid()))
 
+    def _has_operators(self) -> bool:
+        return self._operators is not None and self._operators.is_used
+
     def _retire(self, *, may_kill: bool) -> bool:
-        is_closing = self._is_resting() or (may_kill and not self._executions)
+        is_closing = self._is_resting() or (may_kill and not self._executions and not self._has_operators())
         if is_closing:
             self._loop.stop()
         return is_closing
@@ -205,6 +214,8 @@ class HostServer:
                 self._reply(client, request, self._ping_reply())
             elif operation == "retire":
                 self._reply(client, request, {"closing": self._retire(may_kill=message.get("may_kill") is True)})
+            elif operation == "terminal":
+                self._serve_terminal(client, request, message)
             elif operation == "egress":
                 self._lend_listener(client, request)
             elif operation == "refused":
@@ -221,6 +232,14 @@ class HostServer:
                 raise HostRequestRefused("unknown_operation", text)  # noqa: TRY301  (one way out for all refusals)
         except HostRequestRefused as refusal:
             self._reply(client, request, {"error": refusal.answer})
+
+    def _serve_terminal(self, client: HostClient, request: object, message: dict[str, object]) -> None:
+        if self._operators is None:
+            from tool_worker.host.shell.operator_terminal import OperatorTerminals
+
+            self._operators = OperatorTerminals(self._loop, self._children, self._configuration)
+        directory = self._terminals.main.working_dir
+        self._operators.serve(client, message, directory, lambda fields: self._reply(client, request, fields))
 
     def _ping_reply(self) -> dict[str, object]:
         return {

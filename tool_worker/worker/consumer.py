@@ -31,6 +31,7 @@ from broker.coordination import (
     Slots,
     StoredFiles,
     SuspectTurns,
+    Terminals,
     Transfers,
 )
 from broker.log import Conversations, EventLog, record_gap
@@ -61,6 +62,7 @@ from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.reaper import Reaper
 from tool_worker.worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
 from tool_worker.worker.placement import MAX_WAITING, WAIT_SECONDS, NodePlacement, build_node_offer
+from tool_worker.worker.terminal_service import TerminalService
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace import (
     BASES,
@@ -262,6 +264,7 @@ class ToolWorkerSession:
         checkpointing = _make_checkpointing(log, settings, opener)
         bindings = Bindings(settings.node_dir, settings.named)
         transfer_service = TransferService(Transfers(store), settings.node_dir, checkpointing, sandbox, bindings)
+        self._terminal_service = TerminalService(Terminals(store), settings.node_dir, workspaces)
         self._usage_bounds = UsageBounds(
             settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS), DiskBounds(limits)
         )
@@ -277,6 +280,7 @@ class ToolWorkerSession:
             opener=opener,
             installer=SkillInstaller(settings.node_dir, sandbox, settings.skill_rules, bindings, gate=settings.gate),
             transfer_service=transfer_service,
+            terminal_service=self._terminal_service,
             quota=WorkspaceQuota(settings.node_dir, limits),
             held=self._usage_bounds,
             figures=self.membership.figures,
@@ -312,6 +316,7 @@ class ToolWorkerSession:
         finally:
             for task in (*self.running, *self._forwarding, *self._locked):
                 task.cancel()  # the workspace host continues; the worker that takes the action over collects the result
+            await self._terminal_service.aclose()
             for queue in self._queues:
                 await queue.aclose()
             await self._task_servers.aclose()

@@ -45,6 +45,7 @@ from tool_worker.worker.steps.running_calls import (
 from tool_worker.worker.steps.spans import Spans
 from tool_worker.worker.steps.stop_orders import StopOrders
 from tool_worker.worker.steps.workspace import fill_workspace, install_skills, open_workspace, recover_workspace
+from tool_worker.worker.terminal_service import TerminalService
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace import Checkpointing, SkillInstaller, WorkspaceOpener, Workspaces
 
@@ -64,6 +65,7 @@ class Executor:
         opener: WorkspaceOpener | None = None,
         installer: SkillInstaller | None = None,
         transfer_service: TransferService | None = None,
+        terminal_service: TerminalService | None = None,
         quota: WorkspaceQuota | None = None,
         held: UsageBounds | None = None,
         figures: Figures | None = None,
@@ -74,6 +76,7 @@ class Executor:
         self._checkpointing = checkpointing
         self._opener = opener
         self._transfer_service = transfer_service
+        self._terminal_service = terminal_service
         self._calls = RunningCalls(log.is_answered)
         self._stop_orders = StopOrders(log.is_answered)
         self._notices = Notices(workspaces, quota, held)
@@ -182,7 +185,7 @@ class Executor:
             await self._run(ActionRun(delivery, claim, attribution, entry, refusal, work))
 
     async def execute_control(self, order: ControlDelivery) -> None:
-        """Stop a running action, or end a workspace. Idempotent."""
+        """Stop a running action, end a workspace, transfer its files, or open a terminal in it. Idempotent."""
         if order.order in ("close", "cancel"):
             self._stop_orders.record(order.conversation_id, order.action_id, location=order.location)
         if order.order == "close":
@@ -191,6 +194,8 @@ class Executor:
                 await self._checkpointing.save_last(order.conversation_id)
         elif order.order == "transfer" and self._transfer_service is not None:
             await self._transfer_service.transfer(order.conversation_id, order.token)
+        elif order.order == "terminal" and self._terminal_service is not None:
+            self._terminal_service.start(order.conversation_id, order.token)
         elif order.order == "cancel" and not self._calls.stop(order.conversation_id, order.action_id):
             await self._drop_question(order)
             if self._opener is not None:

@@ -47,6 +47,7 @@ class ServeOptions:
     origins: tuple[str, ...]
     needs_match: bool
     openhands: bool
+    terminals: bool
     max_streams: int
     max_transfers: int
     max_connections: int
@@ -73,6 +74,9 @@ class ServeOptions:
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Pages of this origin may call the server.")
 @click.option("--require-if-match", "needs_match", is_flag=True, help="Refuse changes without If-Match.")
 @click.option("--openhands", is_flag=True, help="Also speak the API of OpenHands' agent server, below /api.")
+@click.option(
+    "--terminals", is_flag=True, help="Let operators open terminals in workspaces; what they type is recorded."
+)
 @click.option(
     "--max-streams",
     type=click.IntRange(1, 100_000),
@@ -116,6 +120,7 @@ def serve(options: ServeOptions) -> None:
         origins=options.origins,
         needs_match=options.needs_match,
         openhands=options.openhands,
+        terminals=options.terminals,
         max_streams=options.max_streams,
         max_transfers=options.max_transfers,
         max_connections=options.max_connections,

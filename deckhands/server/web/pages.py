@@ -28,7 +28,7 @@ POLICY = (
 )
 START = "/"
 FOLDER = "/web/"
-LATER = ("highlight", "uplot")
+LATER = ("highlight", "uplot", "xterm")
 """Scripts that the page loads only when it needs them start with these."""
 PRELOADS = b"<!-- modules -->"
 

@@ -8,6 +8,8 @@ breaks the protocol is treated as lost.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import itertools
 import socket
 from collections.abc import Mapping
@@ -21,6 +23,8 @@ from tool_worker.host.protocol import FINGERPRINT_LIMIT_CHARS
 
 ANSWER_LIMIT_SECONDS = 30.0
 """Time limit for requests that a host answers immediately."""
+TERMINAL_BYTES = 64 * 2**10
+"""The longest output of a terminal that is taken from a host at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,18 @@ class HostReport:
     is_shell_busy: bool
     has_egress: bool
     newest: tuple[int, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalOutput:
+    """Output of an operator's terminal.
+
+    Attributes:
+        exit_code: Exit code of its shell; None while it runs.
+    """
+
+    content: bytes
+    exit_code: int | None
 
 
 class HostConnection:
@@ -202,6 +218,54 @@ class HostConnection:
         is_busy, has_egress = (reply.get(name) is True for name in ("is_shell_busy", "has_egress"))
         newest = _parse_newest(reply.get("newest"))
         return HostReport(str(reply.get("workspace")), tuple(running), is_busy, has_egress, newest)
+
+    async def open_terminal(self, columns: int, rows: int) -> int:
+        """Start a shell for an operator, and return the number of its terminal. It ends with this connection.
+
+        Raises:
+            HostRefused: The workspace has too many terminals, or its host is of an older version.
+            HostLost: See `run`.
+        """
+        reply = await self._ask_terminal("open", columns=columns, rows=rows)
+        number = reply.get("terminal")
+        if not isinstance(number, int):
+            raise HostLost("The host answered without the number of a terminal.")
+        return number
+
+    async def read_terminal(self, number: int) -> TerminalOutput:
+        """Wait for output of a terminal, and return it.
+
+        Raises:
+            HostRefused: There is no such terminal.
+            HostLost: See `run`.
+        """
+        reply = await self._ask({"op": "terminal", "what": "read", "terminal": number}, limit_seconds=None)
+        exit_code = reply.get("exit_code")
+        try:
+            content = base64.b64decode(str(reply.get("output")), validate=True)
+        except (ValueError, binascii.Error) as error:
+            raise HostLost("The host answered with output that is not in base64.") from error
+        return TerminalOutput(content[:TERMINAL_BYTES], exit_code if isinstance(exit_code, int) else None)
+
+    async def write_terminal(self, number: int, keys: bytes) -> None:
+        """Send input to the program of a terminal.
+
+        Raises:
+            HostRefused: The program does not read its input, or there is no such terminal.
+            HostLost: See `run`.
+        """
+        await self._ask_terminal("write", terminal=number, input=base64.b64encode(keys).decode())
+
+    async def resize_terminal(self, number: int, columns: int, rows: int) -> None:
+        """Set the size of a terminal. Raises as `write_terminal` does."""
+        await self._ask_terminal("resize", terminal=number, columns=columns, rows=rows)
+
+    async def close_terminal(self, number: int) -> None:
+        """End the shell of a terminal. Raises as `write_terminal` does."""
+        await self._ask_terminal("close", terminal=number)
+
+    async def _ask_terminal(self, what: str, **fields: int | str) -> dict[str, Any]:
+        return await self._ask({"op": "terminal", "what": what, **fields})
 
     async def detach(self) -> None:
         """Close the connection; actions continue in the host. Idempotent."""

@@ -11,6 +11,7 @@ import { help, isTyping } from "./keys.js";
 import { Log } from "./log.js";
 import { ask as askPerson } from "./question.js";
 import { classOf, group, has, lineOf } from "./steps.js";
+import { isOffered, Terminal } from "./terminal.js";
 import { forgetOpen, html, Nodes, render, useEffect, useMemo, useReducer, useRef, useState } from "./ui.js";
 import { usage } from "./usage.js";
 import { List } from "./virtual.js";
@@ -21,7 +22,7 @@ import { zipped } from "./zip.js";
 const WHY_MS = 3_000, MOST_FILES = 500, MOST_LANDMARKS = 300, SEARCH_MS = 150;
 const AT_REST = new Set(["finished", "rejected", "error", "stopped", "paused", "awaiting_user_input", "awaiting_user_confirmation"]);
 const ENDED = ["finished", "rejected", "error", "stopped"];
-const TABS = [["log", "Log"], ["timeline", "Timeline"], ["usage", "Usage"], ["files", "Files"], ["about", "About"]];
+const TABS = [["log", "Log"], ["timeline", "Timeline"], ["usage", "Usage"], ["files", "Files"], ["about", "About"], ["terminal", "Terminal"]];
 const FILTERS = [["", "All"], ["messages", "Messages"], ["commands", "Commands"], ["changes", "Changes"], ["bad", "Errors"], ["others", "Others"]];
 const CONNECTION = { live: "live", away: "the server is away, trying again", over: "archived" };
 
@@ -56,6 +57,7 @@ function factsOf(log, id) {
 function View({ id, eventId, signal, refused, here, main }) {
   const [version, changed] = useReducer((count) => count + 1, 0);
   const [tab, setTab] = useState("log"), [filesOf, setFilesOf] = useState(0), [filter, setFilter] = useState(""), [query, setQuery] = useState(""), [sought, setSought] = useState("");
+  const [hasTerminal, setHasTerminal] = useState(false), [wasTerminal, setWasTerminal] = useState(false);
   const [isTailed, setTailed] = useState(!eventId), [missing, setMissing] = useState(null), [isBusy, setBusy] = useState(false);
   const at = useRef({ aim: eventId, writing: "", isDrawing: false, focus: false, timer: 0 }).current;
   const handle = useRef({}).current, find = useRef(null), reasons = useRef(null), question = useRef(null);
@@ -79,6 +81,7 @@ function View({ id, eventId, signal, refused, here, main }) {
   }
   useEffect(() => {
     log.open().catch(fail);
+    isOffered(id, signal).then((is) => { if (is && !signal.aborted) setHasTerminal(true); });
     signal.addEventListener("abort", () => { clearTimeout(at.timer); document.getElementById("connection").textContent = ""; });
     const ticking = setInterval(() => { if (!document.hidden) changed(); }, 1_000);
     return () => clearInterval(ticking);
@@ -203,6 +206,11 @@ function View({ id, eventId, signal, refused, here, main }) {
     else log.whole(action || { id: asked, isCut: true }).then((whole) => { if (panel.dataset.asked === name) askPerson(panel, asked, whole, answer, refused); }, refused);
   });
 
+  function show(name) {
+    if (name === "terminal") { if (!hasTerminal) return; setWasTerminal(true); }
+    setFilesOf(0);
+    setTab(name);
+  }
   const click = (name) => document.getElementById(name)?.click();
   const KEYS = {
     j: () => go(current < 0 ? handle.first?.() ?? 0 : Math.min(items.length - 1, current + 1)), k: () => go(current < 0 ? items.length - 1 : Math.max(0, current - 1)),
@@ -210,7 +218,7 @@ function View({ id, eventId, signal, refused, here, main }) {
     "/": () => { setTab("log"); find.current?.focus(); }, n: () => nextHit(1), N: () => nextHit(-1), e: nextError,
     c: () => click("confirm"), v: () => click("edit"), x: () => click("reject"), m: () => document.getElementById("message")?.focus(),
     p: () => { if (!isRest) act("pause", "Pause"); }, i: () => { if (!isRest) act("interrupt", "Interrupt"); }, r: () => { if (["paused", "error", "stopped"].includes(facts.state)) act("resume", "Resume"); },
-    f: () => fork(items[current]?.last), a: () => { location.hash = `#/new/${id}`; }, ...Object.fromEntries(TABS.map(([name], number) => [String(number + 1), () => setTab(name)])),
+    f: () => fork(items[current]?.last), a: () => { location.hash = `#/new/${id}`; }, ...Object.fromEntries(TABS.map(([name], number) => [String(number + 1), () => show(name)])),
   };
   useEffect(() => {
     const pressed = (event) => {
@@ -249,7 +257,7 @@ function View({ id, eventId, signal, refused, here, main }) {
         ${fact("Tokens", isCounted ? used.tokens.toLocaleString("en") : "…")}
         ${facts.created?.forked_from ? html`<span class="fact"><span class="dim">Fork of</span> <a href=${`#/c/${facts.created.forked_from}`}>${facts.created.forked_from}</a></span>` : ""}
         ${facts.created?.parent ? html`<span class="fact"><span class="dim">Delegate of</span> <a href=${`#/c/${facts.created.parent.conversation_id || facts.created.parent.id || ""}`}>its parent</a></span>` : ""}<span class="fact mono dim">${id}</span></div>
-      <div class="bar tools"><div class="tabs" role="tablist" aria-label="Views">${TABS.map(([name, label]) => html`<button type="button" role="tab" id=${`tab-${name}`} class=${name === "about" ? "narrow-only" : ""} aria-selected=${tab === name ? "true" : "false"} aria-controls="view" onClick=${() => { setFilesOf(0); setTab(name); }}>${label}</button>`)}</div>
+      <div class="bar tools"><div class="tabs" role="tablist" aria-label="Views">${TABS.filter(([name]) => name !== "terminal" || hasTerminal).map(([name, label]) => html`<button type="button" role="tab" id=${`tab-${name}`} class=${name === "about" ? "narrow-only" : ""} aria-selected=${tab === name ? "true" : "false"} aria-controls="view" onClick=${() => show(name)}>${label}</button>`)}</div>
         <span class="grow"></span>
         ${tab === "log" ? html`<div class="finder"><input type="search" id="find" ref=${find} aria-label="Search in the log" placeholder="Search  /" value=${query} onInput=${(event) => setQuery(event.target.value)} />
           ${sought ? html`<span class="dim" role="status" id="hits">${hits.length ? `${hits.indexOf(current) + 1 || "–"} of ${hits.length}` : "nothing found"}</span><button type="button" class="icon" aria-label="Previous match" onClick=${() => nextHit(-1)}>↑</button><button type="button" class="icon" aria-label="Next match" onClick=${() => nextHit(1)}>↓</button>` : ""}
@@ -264,6 +272,7 @@ function View({ id, eventId, signal, refused, here, main }) {
           row=${(index) => { const item = shown[index]; return html`<${Card} log=${log} item=${item} isOver=${isRest || item.key !== lastStep} isCurrent=${item.key === at.key} isHit=${hitKeys.has(item.key)} onFork=${fork} onFiles=${(event) => { setFilesOf(event); setTab("files"); }} />`; }} />
         ${!count ? html`<p class="dim empty" role="status">Reading the log…</p>` : !shown.length ? html`<p class="dim empty">No step is of this kind. <button type="button" class="quiet" onClick=${() => setFilter("")}>Show all</button></p>` : ""}
         ${!isTailed && count ? html`<div class="ender"><button type="button" class="to-end" onClick=${end}>To the end ↓</button></div>` : ""}` : ""}
+        ${wasTerminal ? html`<${Terminal} id=${id} signal=${signal} isShown=${tab === "terminal"} />` : ""}
         <div class="foot" hidden=${tab !== "log"}><section class="card question" aria-live="polite" ref=${question} hidden></section><${Nodes} make=${() => parts.form} of=${[]} /></div>
       </div>
       <aside aria-label="About the conversation">

@@ -1,0 +1,376 @@
+"""Terminals of operators: over a WebSocket, through the store, to a shell in the sandbox of a workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import pytest_asyncio
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from broker.coordination.terminals import Terminals
+from broker.runtime.errors import StoreMisconfigured, StoreRefused
+from broker.store.store import open_store
+from deckhands.server.auth.api_keys import ApiKeys, Scope
+from tests.browser_pages import CHROMIUM, TOO_WIDE
+from tests.browser_pages import opened as opened_page
+from tests.forked_programs import ForkedProgram
+from tests.polling import unhurried, until
+from tests.served_stores import close_workspaces, environment_with, worker
+from tests.server_parts import Served, served, served_with_model
+from tests.turns import bash, finish, script
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMIT_SECONDS = 120.0
+SCOPES = (Scope.READ, Scope.WRITE, Scope.OPERATE)
+TURNS = [bash("echo from the agent > a.txt"), finish("done")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = tmp_path_factory.mktemp("terminals")
+    async with served_with_model(folder, TURNS, options={"terminals": True}, DECKHANDS_SANDBOX="bwrap") as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cid(server: Served) -> str:
+    return await finished(server)
+
+
+async def finished(server: Served) -> str:
+    cid = await server.client.submit("Write a file.", tenant="acme")
+    await server.client.wait_until_settled(cid, timeout_seconds=unhurried(LIMIT_SECONDS))
+    return cid
+
+
+class Screen:
+    """The reader of a terminal."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.output = b""
+        self.texts: list[dict[str, Any]] = []
+
+    async def type(self, text: str) -> None:
+        await self.socket.send(text.encode())
+
+    async def read_until(self, is_enough: Callable[[], bool]) -> None:
+        async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
+            while not is_enough():
+                message = await self.socket.recv()
+                if isinstance(message, bytes):
+                    self.output += message
+                else:
+                    self.texts.append(json.loads(message))
+
+    async def shows(self, text: str) -> None:
+        await self.read_until(lambda: text.encode() in self.output)
+
+    async def ends(self) -> str:
+        """Wait until the server closes the terminal, and return the reason."""
+        with pytest.raises(ConnectionClosed) as closed:
+            await self.read_until(lambda: False)
+        return closed.value.rcvd.reason if closed.value.rcvd is not None else ""
+
+
+@asynccontextmanager
+async def opened(server: Served, cid: str, token: str, reason: str = "look at it") -> AsyncIterator[Screen]:
+    address = f"ws://127.0.0.1:{server.port}/conversations/{cid}/terminal?reason={quote(reason)}&columns=90&rows=30"
+    async with connect(address, additional_headers={"Authorization": f"Bearer {token}"}) as socket:
+        yield Screen(socket)
+
+
+async def recorded(server: Served, action: str, cid: str) -> list[str]:
+    async with server.as_(await server.token("*")) as admin:
+        found = (await admin.get("/operations?limit=1000")).json()
+    return [one["reason"] for one in reversed(found) if one["action"] == action and one["target"] == cid]
+
+
+async def test_operator_works_in_the_sandbox_of_the_workspace_and_is_recorded(server: Served, cid: str) -> None:
+    async with opened(server, cid, await server.token("acme", SCOPES), "why is a.txt so short") as screen:
+        await screen.read_until(lambda: bool(screen.texts))
+        assert screen.texts[0] == {"type": "opened"}
+        await screen.type("cat a.txt; stty size; tty; hostname; cat /proc/1/environ | wc -c\r")
+        await screen.shows("from the agent")
+        await screen.shows("30 90")
+        await screen.shows("/dev/pts/")
+        await screen.socket.send(json.dumps({"columns": 100, "rows": 40}))
+        await screen.type("stty size; ls /root/.ssh /work 2>&1 | grep -c 'No such'; env | grep -c TOOL_PASSWORD\r")
+        await screen.shows("40 100")
+        await screen.type("echo it sleeps $((40 + 1)); sleep 1000\r")
+        await screen.shows("it sleeps 41")
+        await screen.type("\x03")
+        await screen.type("echo interrupted $?\r")
+        await screen.shows("interrupted 130")
+        await screen.type("exit 7\r")
+        assert await screen.ends() == ""
+        assert screen.texts[-1] == {"type": "ended", "exit_code": 7}
+    assert await recorded(server, "terminal", cid) == ["why is a.txt so short"]
+
+    async def is_ended() -> bool:
+        return bool(await recorded(server, "terminal.end", cid))
+
+    await until(is_ended, limit=LIMIT_SECONDS, what="the end in the record")
+    typed = "".join(await recorded(server, "terminal.input", cid))
+    assert typed.startswith(r"cat a.txt; stty size; tty")
+    assert typed.endswith(r"\x03echo interrupted $?\rexit 7\r")
+    assert "from the agent" in "".join(await recorded(server, "terminal.output", cid))
+    assert (await recorded(server, "terminal.end", cid))[0].startswith("the shell ended; ")
+
+
+async def test_key_without_a_right_opens_no_terminal(server: Served, cid: str) -> None:
+    before = await recorded(server, "terminal", cid)
+    with pytest.raises(InvalidStatus) as refused:
+        async with opened(server, cid, await server.token("acme", {*SCOPES} - {Scope.OPERATE})):
+            pass
+    assert refused.value.response.status_code == 403
+    for missing in (Scope.READ, Scope.WRITE):
+        token = await server.token("acme", {*SCOPES} - {missing})
+        async with opened(server, cid, token) as screen:
+            assert await screen.ends() == "terminals_off"
+            assert f"lacks the scope {missing.value}" in screen.texts[0]["content"]["detail"]
+    async with server.as_(token) as client:
+        offer = (await client.get(f"/conversations/{cid}/terminal")).json()
+    assert offer == {"is_offered": False, "why": "The key lacks the scope write."}
+    assert await recorded(server, "terminal", cid) == before
+
+
+async def test_other_tenant_finds_no_conversation_to_open(server: Served, cid: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with opened(server, cid, await server.token("other", SCOPES)):
+            pass
+    assert refused.value.response.status_code == 404
+
+
+async def test_revoked_key_ends_its_terminal(server: Served, cid: str) -> None:
+    keys = ApiKeys(server.client.store)
+    key, token = await keys.add("leaver", tenant="acme", scopes=SCOPES)
+    async with opened(server, cid, token) as screen:
+        await screen.type("echo on$((1 + 1))line\r")
+        await screen.shows("on2line")
+        await keys.revoke(key.id)
+        assert await screen.ends() == "key_revoked"
+
+
+async def test_output_of_a_program_that_never_stops_is_bounded_and_ends_with_its_reader(
+    server: Served, cid: str
+) -> None:
+    async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+        await screen.type("echo $$ > pid; exec yes\r")
+        await screen.read_until(lambda: len(screen.output) > 1_000_000)
+        lengths = await stream_lengths(server, cid)
+        assert lengths
+        assert max(lengths) <= 70
+    pid = (await server.client.files.read(cid, "pid")).strip().decode()
+
+    async def is_gone() -> bool:
+        done = await server.client.execute(cid, f"kill -0 {pid}", timeout_seconds=60.0)
+        return done.exit_code != 0
+
+    await until(is_gone, limit=LIMIT_SECONDS, what="the end of the program")
+
+
+async def stream_lengths(server: Served, cid: str) -> list[int]:
+    store = await open_store(server.log.admin)
+    try:
+        root = (await store.locate(cid)).root
+        found = await store.call("KEYS", f"{root}:terminal_*")
+        return [await store.call("XLEN", key) for key in found]
+    finally:
+        await store.aclose()
+
+
+async def test_what_is_typed_and_shown_cannot_be_read_in_the_store(server: Served, cid: str) -> None:
+    async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+        await screen.type("echo pass''word-of-the-operator\r")
+        await screen.shows("password-of-the-operator")
+        store = await open_store(server.log.admin)
+        try:
+            keys = await store.call("KEYS", f"{(await store.locate(cid)).root}:terminal_*")
+            assert len(keys) >= 2
+            for key in keys:
+                assert b"word-of-the-operator" not in b"".join(
+                    part for _, fields in await store.call("XRANGE", key, "-", "+") for part in fields
+                )
+        finally:
+            await store.aclose()
+
+
+async def test_tool_worker_that_was_taken_over_opens_no_terminal_and_types_in_none(server: Served, cid: str) -> None:
+    store = await open_store(server.log.tool)
+    try:
+        names = await store.locate(cid)
+        for command in (
+            ("HSET", names.terminal("a" * 32), "request", "{}"),
+            ("XADD", names.terminal_input("a" * 32), "1-0", "m", "x"),
+        ):
+            with pytest.raises(StoreMisconfigured, match="NOPERM"):
+                await store.call(*command)
+        # An order without a request starts nothing, and does not disturb the worker.
+        node = (await store.call("HGET", names.meta, "node")).decode()
+        stream = names.shard.actions(f"node:{node}")
+        for token in ("b" * 32, "../x", ""):
+            await store.call("XADD", stream, "*", "c", cid, "a", 0, "x", "terminal", "t", token)
+    finally:
+        await store.aclose()
+    async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+        await screen.type("echo still $((40 + 2))\r")
+        await screen.shows("still 42")
+    admin = await open_store(server.log.admin)  # what the tool worker's user was refused is no fault of the server
+    try:
+        await admin.call("ACL", "LOG", "RESET")
+    finally:
+        await admin.aclose()
+
+
+async def test_request_starts_one_shell_however_often_it_is_delivered(server: Served, cid: str) -> None:
+    terminals = Terminals(server.client.store)
+    names = await server.client.store.locate(cid)
+    admin = await open_store(server.log.admin)
+    before = set(await admin.call("KEYS", f"{names.root}:terminal:*"))
+    link = await terminals.request(cid, columns=80, rows=24)
+    try:
+        (key,) = set(await admin.call("KEYS", f"{names.root}:terminal:*")) - before
+        again = await terminals.accept(cid, key.decode().rpartition(":")[2])
+        assert again is not None
+        with pytest.raises(StoreRefused, match="equal or smaller"):
+            await again[1].send("opened")
+        await again[1].aclose()
+        await link.send("keys", b"echo one$((1 + 1))\r")
+        shown = b""
+        async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
+            while b"one2" not in shown:
+                shown += b"".join(message.content for message in await link.receive())
+    finally:
+        await link.aclose()
+        await admin.aclose()
+
+
+async def test_closed_workspace_ends_its_terminal(server: Served) -> None:
+    cid = await finished(server)
+    async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+        await screen.type("echo on$((1 + 1))line\r")
+        await screen.shows("on2line")
+        async with server.as_(await server.token("*")) as admin:
+            assert (await admin.post(f"/conversations/{cid}/close", json={"reason": "a test"})).status_code == 202
+        assert await screen.ends() == "terminal_lost"
+        assert "processes have ended" in screen.texts[-1]["content"]["detail"]
+
+
+async def test_dead_worker_ends_the_terminal_and_the_next_one_opens_another(tmp_path: Path) -> None:
+    variables = {"DECKHANDS_SANDBOX": "bwrap", "DECKHANDS_HEARTBEAT_TTL_SECONDS": "3"}
+    model = script(tmp_path / "default.json", *TURNS)
+    async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:
+        environment = server.environment(tmp_path / "home", LLM_MODEL=model, **variables)
+        async with worker("controller_worker", environment, server.log):
+            own = {**environment, "DECKHANDS_URL": server.log.tool}
+            first = ForkedProgram("tool_worker", environment=own, output=None, errors=2)
+            try:
+                cid = await finished(server)
+                token = await server.token("acme", SCOPES)
+                async with opened(server, cid, token) as screen:
+                    await screen.type("echo $$ > pid; echo on$((1 + 1))line\r")
+                    await screen.shows("on2line")
+                    first.kill()
+                    await asyncio.to_thread(first.wait, LIMIT_SECONDS)
+                    assert await screen.ends() == "terminal_lost"
+                    assert screen.texts[-1]["content"]["retryable"]
+                async with worker("tool_worker", environment, server.log), opened(server, cid, token) as screen:
+                    await screen.type("kill -0 $(cat pid) 2>/dev/null; echo the old shell: $?\r")
+                    await screen.shows("the old shell: 1")
+            finally:
+                first.kill()
+                await close_workspaces(tmp_path / "home" / "node")
+
+
+async def test_server_without_the_switch_and_workspace_without_a_sandbox_say_why(tmp_path: Path) -> None:
+    for name in ("off", "bare"):
+        (tmp_path / name).mkdir()
+    async with served_with_model(tmp_path / "off", TURNS) as server:
+        cid = await finished(server)
+        token = await server.token("acme", SCOPES)
+        async with server.as_(token) as client:
+            offer = (await client.get(f"/conversations/{cid}/terminal")).json()
+            assert offer == {"is_offered": False, "why": "The server was started without --terminals."}
+        async with opened(server, cid, token) as screen:
+            assert await screen.ends() == "terminals_off"
+    async with served_with_model(tmp_path / "bare", TURNS, options={"terminals": True}) as server:
+        cid = await finished(server)
+        async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+            assert await screen.ends() == "terminal_failed"
+            assert "No sandbox confines this workspace" in screen.texts[-1]["content"]["detail"]
+
+
+COLOURED = r"printf '\033[38;2;10;200;30mgreen\033[0m \033[1;31mbold\033[0m \033]0;evil\007\033]8;;https://evil.example/\007link\033]8;;\007\n'"
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_page_shows_a_terminal_within_its_policy(server: Served, cid: str, width: int) -> None:
+    async with opened_page(f"{server.url}/#/c/{cid}", width=width, key=await server.token("acme", SCOPES)) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await page.wait_for_function("() => document.title.startsWith('Write a file.')")
+        title = await page.title()
+        await page.get_by_role("tab", name="Terminal").click()
+        await page.get_by_role("button", name="Open a terminal…").click()
+        await page.get_by_role("dialog").get_by_label("Reason").fill("a test")
+        await page.get_by_role("dialog").get_by_role("button", name="Open").click()
+        await page.get_by_text("A shell in the workspace").wait_for()
+        await page.keyboard.type(f"clear; {COLOURED}\n")
+        rows = page.locator(".xterm-rows")
+        green = rows.locator("span", has_text="green").last
+        await rows.get_by_text("link").last.wait_for()
+        await page.wait_for_function("""() => [...document.querySelectorAll(".xterm-rows span")].some(
+            (one) => one.textContent.startsWith("green") && getComputedStyle(one).color === "rgb(10, 200, 30)")""")
+        assert await green.count() == 1
+        assert await page.title() == title
+        await page.keyboard.type("stty size\n")
+        columns, lines = await page.evaluate("""async () => {
+            const text = () => document.querySelector(".xterm-rows").innerText;
+            for (;;) {
+                const found = /(^|\\n)(\\d+) (\\d+)\\s*($|\\n)/.exec(text());
+                if (found) return [Number(found[3]), Number(found[2])];
+                await new Promise((resolve) => setTimeout(resolve, 50));
+            }}""")
+        assert 20 < columns < 300
+        assert 5 < lines < 100
+        assert await page.evaluate(TOO_WIDE) == []
+        await page.get_by_role("tab", name="Log").click()
+        await page.get_by_role("tab", name="Terminal").click()
+        await page.keyboard.type("echo still $((40 + 2))\n")
+        await rows.get_by_text("still 42").wait_for()
+        await page.keyboard.type("exit 3\n")
+        await page.get_by_text("The shell ended with exit code 3.").wait_for()
+        await page.get_by_role("button", name="Open another terminal…").wait_for()
+        assert not [url for url in asked if "evil.example" in url]
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
+async def test_page_says_that_the_key_was_revoked_and_offers_no_terminal_without_the_right(
+    server: Served, cid: str
+) -> None:
+    keys = ApiKeys(server.client.store)
+    key, token = await keys.add("leaver", tenant="acme", scopes=SCOPES)
+    async with opened_page(f"{server.url}/#/c/{cid}", key=token) as page:
+        await page.get_by_role("tab", name="Terminal").click()
+        await page.get_by_role("button", name="Open a terminal…").click()
+        await page.get_by_role("dialog").get_by_label("Reason").fill("a test")
+        await page.keyboard.press("Enter")
+        await page.get_by_text("A shell in the workspace").wait_for()
+        await keys.revoke(key.id)
+        await page.locator("#terminal-says", has_text="revoked").wait_for()
+    async with opened_page(f"{server.url}/#/c/{cid}", key=await server.token("acme", [Scope.READ])) as page:
+        await page.get_by_role("tab", name="Files").wait_for()
+        async with page.expect_response(lambda answer: answer.url.endswith("/terminal")) as asked:
+            await page.reload()
+        assert not (await (await asked.value).json())["is_offered"]
+        assert await page.get_by_role("tab", name="Terminal").count() == 0
