@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from broker.contract.specs import OutputSpec
@@ -81,3 +82,111 @@ def test_no_pattern_and_no_recursion_holds_anybody_up() -> None:
 def test_a_schema_has_to_fit_the_event_that_holds_it() -> None:
     with pytest.raises(ValueError, match="14000 characters"):
         OutputSpec(json_schema={"type": "object", "description": "x" * 15_000})
+
+
+def test_references_that_double_are_bounded() -> None:
+    """A schema of 3 KB has 2^40 parts to check, which would hold a worker up for ever."""
+    parts: dict[str, Any] = {
+        f"part{number}": {"allOf": [{"$ref": f"#/$defs/part{number + 1}"}] * 2} for number in range(40)
+    }
+    evil = {"type": "object", "$defs": parts | {"part40": {"required": ["a"]}}, "$ref": "#/$defs/part0"}
+    check_output_schema(evil)
+    (problem,) = find_violations({"a": 1}, evil)
+    assert problem == "the schema cannot be used: it takes more than 50,000 steps for this output"
+
+
+@pytest.mark.parametrize(
+    ("levels", "problem"), [(10, ""), (150, "nested too deeply"), (5_000, "the output has more than 200 levels")]
+)
+def test_an_output_nested_deeply_is_answered(levels: int, problem: str) -> None:
+    schema = {"type": "object", "additionalProperties": {"$ref": "#"}}
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"a": value}
+    found = " ".join(find_violations(value, schema))
+    assert problem in found
+    assert bool(found) == bool(problem)
+
+
+@pytest.mark.parametrize("kind", ["not", "properties"])
+def test_schema_with_too_many_levels_is_refused(kind: str) -> None:
+    """The deepest one that is taken is used, too, on a stack that is deep already."""
+
+    def nest(levels: int) -> dict[str, Any]:
+        inner: dict[str, Any] = {}
+        for _ in range(levels):
+            inner = {"not": inner} if kind == "not" else {"properties": {"a": inner}}
+        return {"type": "object"} | inner
+
+    def deeper(levels: int) -> None:
+        if levels:
+            deeper(levels - 1)
+        else:
+            check_output_schema(schema)
+            find_violations({"a": {"a": 1}}, schema)
+
+    schema = nest(39 if kind == "not" else 19)
+    deeper(150)
+    for levels in (41, 5_000):
+        with pytest.raises(UsageError, match="more than 40 levels"):
+            check_output_schema(nest(levels))
+
+
+def test_a_long_chain_of_references_is_answered() -> None:
+    parts: dict[str, Any] = {f"p{number}": {"$ref": f"#/$defs/p{number + 1}"} for number in range(300)}
+    schema = {"type": "object", "$defs": parts | {"p300": {}}, "$ref": "#/$defs/p0", "unevaluatedProperties": False}
+    check_output_schema(schema)
+    (problem,) = find_violations({"a": 1}, schema)
+    assert problem == "the schema cannot be used: it or the output is nested too deeply"
+
+
+@pytest.mark.parametrize(
+    "part", [{"$id": "https://example.com/a"}, {"$schema": "http://json-schema.org/draft-07/schema#"}]
+)
+def test_a_part_with_an_id_or_a_dialect_is_refused(part: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="a part of it has"):
+        check_output_schema({"type": "object", "properties": {"a": part}})
+
+
+def test_a_pattern_that_looks_back_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not a pattern in linear time"):
+        check_output_schema({"type": "object", "patternProperties": {"(?=a)": {}}})
+
+
+OBJECT = {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^x": {"type": "string"}}}
+TREE = {"$defs": {"tree": {"properties": {"next": {"$ref": "#/$defs/tree"}, "size": {"minimum": 1}}}}}
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        (OBJECT | {"additionalProperties": False}, [{"a": 1}, {"xy": ""}, {"xy": 1}, {"yx": ""}, {"b": 1}, 5]),
+        (OBJECT | {"additionalProperties": {"type": "null"}}, [{"b": None}, {"b": 1}, {"a": None}, {"x": None}]),
+        (OBJECT | {"unevaluatedProperties": False}, [{"a": 1}, {"xy": "", "b": 1}, {"b": 1}, []]),
+        ({"allOf": [OBJECT], "unevaluatedProperties": {"minimum": 3}}, [{"b": 3}, {"b": 2}, {"a": 1, "x": ""}]),
+        ({"anyOf": [{"required": ["a"]}, OBJECT], "unevaluatedProperties": False}, [{"a": 1}, {"a": "", "b": 1}, {}]),
+        ({"if": {"required": ["a"]}, "then": OBJECT, "unevaluatedProperties": False}, [{"a": 1}, {"a": 1, "b": 2}]),
+        ({"dependentSchemas": {"a": OBJECT}, "unevaluatedProperties": False}, [{"a": 1}, {"b": 1}, {"a": 1, "x": ""}]),
+        (
+            TREE | {"$ref": "#/$defs/tree", "unevaluatedProperties": False},
+            [{"next": {"size": 0}}, {"b": 1}, {"size": 2}],
+        ),
+        ({"prefixItems": [True], "unevaluatedItems": False}, [[1], [1, 2], []]),
+        ({"contains": {"type": "string"}, "unevaluatedItems": {"minimum": 2}}, [["a", 2], ["a", 1], [1]]),
+        ({"uniqueItems": True}, [[1, 1.0], [1, True], [{"a": 1, "b": 2}, {"b": 2, "a": 1.0}], ["1", 1], [[], {}]]),
+        ({"uniqueItems": False}, [[1, 1]]),
+        ({"pattern": r"^\d+\/[\w]+$"}, ["12/ab", "٣/a", "3/é", 5]),
+        ({"pattern": r"\\d"}, ["\\d", "5"]),
+        ({"required": ["a", "b"]}, [{"a": 1}, {"a": 1, "b": 2}, 5]),
+        ({"properties": {"a": False}}, [{"a": 1}, {"b": 1}]),
+    ],
+)
+def test_another_implementation_agrees(part: dict[str, Any], values: list[Any]) -> None:
+    """For the keywords that are bounded here."""
+    schema = {"type": "object", "properties": {"value": {key: one for key, one in part.items() if key != "$defs"}}}
+    schema |= {"$defs": part.get("$defs", {})}
+    other = jsonschema_rs.Draft202012Validator(schema)
+    check_output_schema(schema)
+    for value in values:
+        assert (find_violations({"value": value}, schema) == []) == other.is_valid({"value": value}), value
+    assert len({other.is_valid({"value": value}) for value in values}) == 2 - (part == {"uniqueItems": False})
