@@ -252,20 +252,17 @@ class MemoryConnection:
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
-        await asyncio.sleep(0)  # like a network, let other tasks run before the execution and before the reply
-        reply = await self._reply(command)
-        await asyncio.sleep(0)
-        return check_reply(reply)
+        return (await self.call_many([command]))[0]
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
-        await asyncio.sleep(0)
-        replies = [await self._reply(command) for command in commands]
+        await asyncio.sleep(0)  # like a network, let other tasks run before the execution and before the reply
+        replies = [await self.reply_to(command) for command in commands]
         await asyncio.sleep(0)
         return [check_reply(reply) for reply in replies]
 
-    async def _reply(self, command: Sequence[Argument]) -> Any:
-        """Return the reply to a command; only a blocking read waits."""
+    async def reply_to(self, command: Sequence[Argument]) -> Any:
+        """Return the reply to a command at once, an error as a value; only a blocking read waits."""
         packed = [part if isinstance(part, bytes) else str(part).encode() for part in command]
         read = StreamRead.parse(packed)
         if read is None or read.block_ms is None:

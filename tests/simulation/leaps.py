@@ -39,8 +39,6 @@ OF_TOOL_WORKERS = {
     SWEEP_SECONDS: Pause.BEAT,  # the bounds of workspaces
 }
 """Their further pauses, by length."""
-STILL_SECONDS = 0.15
-"""For how long nothing may have happened; what follows from something follows in the same moment, but for its travel."""
 LATE_BEAT_SECONDS = 1.0
 SHORT_LEAP_SECONDS = 30.0
 
@@ -56,8 +54,9 @@ class IdleSpans:
         self.leapt = 0.0
         self._cluster = cluster
         self._latency = cluster.wire.latency_seconds
-        self._changed_at = self._leapt_at = self._troubled_at = 0.0
+        self._changed_at = self._troubled_at = 0.0
         self._struck = 0
+        self._is_troubled = False
 
     def classify(self, callback: Callable[..., Any], process: SimulatedProcess, delay: float, by: CodeType) -> Pause:
         """See `Leaps`."""
@@ -74,19 +73,21 @@ class IdleSpans:
 
     def note_leap(self, now: float, seconds: float) -> None:
         """See `Leaps`."""
-        self._leapt_at = now + seconds
         self.leapt += seconds
         self._cluster.server.pass_over(seconds)
+        for store in self._cluster.worker_stores.values():
+            store.compare_layout(None)  # what each beat of the span would have read
 
     def find_longest(self, now: float) -> float:
         """See `Leaps`."""
         wire, server = self._cluster.wire, self._cluster.server
-        if len(wire.struck) != self._struck or self._cluster.is_troubled or not server.is_serving:
+        was_troubled, self._is_troubled = self._is_troubled, self._cluster.is_troubled or not server.is_serving
+        if len(wire.struck) != self._struck or self._is_troubled or was_troubled:
             self._struck, self._troubled_at = len(wire.struck), now
             return 0.0
-        changed_at = max(self._changed_at, server.changed_at)
-        if now - max(changed_at, self._leapt_at) < STILL_SECONDS or wire.latency_seconds != self._latency:
+        if wire.latency_seconds != self._latency:
             return 0.0
+        changed_at = max(self._changed_at, server.changed_at)
         return min(max(SHORT_LEAP_SECONDS, now - changed_at), self._find_due(now))
 
     def _find_due(self, now: float) -> float:

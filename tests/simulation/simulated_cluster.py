@@ -19,7 +19,7 @@ from controller_worker.settings import load_controller_settings
 from tests.simulation.faults import Fault
 from tests.simulation.sealed import sealed
 from tests.simulation.simulated_host import Node, SimulatedWorkspaces
-from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
+from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop, current_process
 from tests.simulation.wire import DEMOTED, REFUSED, Bug, NotingServer, OtherClock, ProcessConnection, Wire
 from tool_worker.settings import load_tool_settings
 from tool_worker.worker.consumer import ToolConsumer
@@ -43,6 +43,7 @@ class Cluster:
     Attributes:
         clocks: of processes whose wall clocks are wrong, by name.
         node_dir: the directory of the node; files of an earlier simulation in it would change this one.
+        worker_stores: the store of each worker, by name.
     """
 
     seed: int
@@ -53,6 +54,7 @@ class Cluster:
     crashed: asyncio.Future[None] = field(init=False)
     clocks: dict[str, OtherClock] = field(default_factory=dict)
     node_dir: str = ""
+    worker_stores: dict[str, Store] = field(default_factory=dict)
     _mains: dict[SimulatedProcess, Main] = field(default_factory=dict)
     _troubled_until: float = 0.0
 
@@ -176,6 +178,7 @@ class Cluster:
 
     async def controller(self, store: Store) -> None:
         """Be a controller worker: one life after the other, as often as it is presumed dead."""
+        self.worker_stores[current_process().name] = store
         consumer = ControllerConsumer(load_controller_settings(self.environment))
         services = consumer.services(store)
         while True:
@@ -184,6 +187,7 @@ class Cluster:
 
     async def tools(self, store: Store) -> None:
         """Be a tool worker of the one node."""
+        self.worker_stores[current_process().name] = store
         consumer = ToolConsumer(load_tool_settings({"DECKHANDS_NODE": "node-1", "DECKHANDS_NODE_DIR": self.node_dir}))
         workspaces: Any = SimulatedWorkspaces(self.node)
         while True:

@@ -104,9 +104,8 @@ class SimulatedProcess:
 class VirtualFuture(asyncio.Future[Any]):
     """A future that a set orders by when it was made, and not by its address."""
 
-    def __init__(self, *, loop: VirtualLoop) -> None:
-        self.number = loop.next_number()
-        super().__init__(loop=loop)
+    number: int
+    """Set by `VirtualLoop.create_future`; without `__init__`, futures are made twice as fast."""
 
     def __hash__(self) -> int:
         return self.number
@@ -165,16 +164,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._number
 
     def _run_next(self) -> None:
-        able = [process for process in self._awake if process.ready and not process.is_stopped]
-        self._awake = [process for process in self._awake if process.ready]
-        if not able:
+        if not self._awake:
             self._pass_time()
             return
-        process = able[0] if len(able) == 1 else self._random.choice(able)
+        if len(self._awake) == 1 and (process := self._awake[0]).ready and not process.is_stopped:
+            pass  # the usual case
+        else:
+            able = [process for process in self._awake if process.ready and not process.is_stopped]
+            self._awake = [process for process in self._awake if process.ready]
+            if not able:
+                self._pass_time()
+                return
+            process = able[0] if len(able) == 1 else self._random.choice(able)
         handle = process.ready.popleft()
         self.callbacks += 1
         assert self.callbacks < MAX_CALLBACKS, "the simulation does not come to an end"
-        if not handle.cancelled():
+        if not handle._cancelled:
             handle._run()
 
     def _pass_time(self) -> None:
@@ -195,6 +200,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _leap(self, leaps: Leaps) -> None:
         """Leave out a span in which all would only repeat what they have just done."""
         now = self.time()
+        if self._timers and self._timers[0][4] <= Pause.TRAVEL and self._timers[0][0] - now < LEAST_LEAP_SECONDS:
+            return  # whatever is due next is no look and no beat
         seconds = leaps.find_longest(now)
         if seconds < LEAST_LEAP_SECONDS:
             return
@@ -259,7 +266,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        return VirtualFuture(loop=self)
+        future = VirtualFuture(loop=self)
+        self._number += 1
+        future.number = self._number
+        return future
 
     def create_task(
         self,

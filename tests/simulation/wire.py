@@ -21,7 +21,7 @@ from hiredis import ReplyError
 from broker.coordination.membership import QUIET_HEARTBEAT_SECONDS
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
-from broker.store.connection import Argument, Connection
+from broker.store.connection import Argument, Connection, check_reply
 from broker.testing.keyspace import Arguments
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
@@ -305,7 +305,8 @@ class ProcessConnection:
         self._wire = wire
         self._process = process
         self._inner = MemoryConnection(wire.server)
-        self._arrivals = {"command": 0.0, "reply": 0.0}
+        self._arrivals = [0.0, 0.0]
+        """When the latest command, and the latest reply, arrives."""
         wire.connections.setdefault(process, []).append(self._inner)
 
     is_cluster = False
@@ -314,50 +315,49 @@ class ProcessConnection:
     def connects(self) -> int:
         return self._inner.connects
 
-    async def _carried(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Carry a call to the store and its reply back, unless the store goes away meanwhile."""
+    async def _send(self, commands: Commands) -> list[Any]:
+        """Carry commands to the store and the replies back, unless the store goes away meanwhile."""
         server = self._wire.server
         if server.is_away:
             raise StoreUnavailable("Cannot connect to the store: connection refused.")
         breaks = server.breaks
-        await self.travel("command")
+        await self.travel(0)
         if server.breaks != breaks:
             raise OutcomeUnknown("The connection to the store was lost before the reply.")
         refusal: Exception | None = None
+        replies: list[Any] = []
         try:
-            reply = await call()
-        except Exception as error:  # noqa: BLE001  (it travels back like any other reply)
-            reply, refusal = None, error
-        await self.travel("reply")
+            replies = [await self._inner.reply_to(command) for command in commands]
+        except OutcomeUnknown as error:  # it travels back like any other reply
+            refusal = error
+        await self.travel(1)
         if server.breaks != breaks:
             raise OutcomeUnknown("The connection to the store was lost before the reply.")
         if refusal is not None:
             raise refusal
-        return reply
+        return [check_reply(reply) for reply in replies]
 
-    async def travel(self, what: str) -> None:
-        """Travel for a while; earlier messages on the same connection are not overtaken."""
-        if self._wire.latency_seconds:
-            loop = self._wire.loop
-            arrival = loop.time() + self._wire.random.random() * self._wire.latency_seconds
-            self._arrivals[what] = max(arrival, self._arrivals[what])
-            await asyncio.sleep(self._arrivals[what] - loop.time())
+    async def travel(self, way: int) -> None:
+        """Travel to the store (0) or back (1); earlier messages on the same connection are not overtaken."""
+        wire = self._wire
+        if not wire.latency_seconds:
+            await asyncio.sleep(0)
+            return
+        now = wire.loop.time()
+        arrival = self._arrivals[way] = max(now + wire.random.random() * wire.latency_seconds, self._arrivals[way])
+        await asyncio.sleep(arrival - now)
 
     async def call(self, *command: Argument) -> Any:
         await self._wire.boundary(self._process, [command])
-        reply = await self._carried(lambda: self._inner.call(*command))
-        await self._wire.boundary(self._process, [command], replies=[reply])
-        return reply
+        replies = await self._send([command])
+        await self._wire.boundary(self._process, [command], replies=replies)
+        return replies[0]
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         await self._wire.boundary(self._process, commands)
         bug = self._wire.server.bug.on_port
         replies = await (self._send(commands) if bug is None else bug(self._send, commands))
         await self._wire.boundary(self._process, commands, replies=replies)
-        return replies
-
-    async def _send(self, commands: Commands) -> list[Any]:
-        replies: list[Any] = await self._carried(lambda: self._inner.call_many(commands))
         return replies
 
     def another(self, *, reply_timeout_seconds: float) -> Connection:
