@@ -65,6 +65,7 @@ FULL = State(
         pinned_version="0.1.0",
         rollout=True,
         mcp_servers={"wiki": McpAddress(url="https://wiki.example.com/mcp", headers={"X-Key": "${KEY}"})},
+        skills=("/srv/skills",),
     ),
     lifecycle=Lifecycle(
         agent_state=AgentState.RATE_LIMITED,
@@ -272,7 +273,7 @@ def test_snapshot_fields_change_only_with_their_version() -> None:
         {
             "setup": (
                 "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id "
-                "pinned_version rollout mcp_servers"
+                "pinned_version rollout mcp_servers skills"
             ),
             "lifecycle": "agent_state requested ending last_error error_code result_id",
             "greeting": "is_said",
