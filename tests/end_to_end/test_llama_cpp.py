@@ -146,6 +146,8 @@ async def test_a_group_has_the_tokens_of_the_server(cluster: FaultCluster, engin
     for rollout in group.rollouts:
         (segment,) = rollout.trajectory.segments
         await check_tokens(engine, segment)
+    used = [answer["generation_settings"] for _, answer in engine.completions]
+    assert {(one["temperature"], one["top_k"], one["top_p"], one["min_p"]) for one in used} == {(1, 0, 1, 0)}
     assert engine.sessions == {rollout.trajectory.conversation_id for rollout in group.rollouts}
     texts = [answer["content"] for _, answer in engine.completions]
     sampled = [answer["tokens"] for _, answer in engine.completions]
@@ -153,11 +155,16 @@ async def test_a_group_has_the_tokens_of_the_server(cluster: FaultCluster, engin
     assert any(tokens[:-1] != other for tokens, other in zip(sampled, again, strict=True)), "nothing is ambiguous"
 
 
-@pytest.mark.parametrize(("grammar", "count"), [(THINK, 3), (FINISH, 1)], ids=["think", "finish"])
+@pytest.mark.parametrize(
+    ("grammar", "count", "has_stop_word"),
+    [(THINK, 3, False), (THINK, 3, True), (FINISH, 1, False)],
+    ids=["think", "think-stop-word", "finish"],
+)
 async def test_turns_extend_the_recorded_tokens(
-    cluster: FaultCluster, engine: Engine, tmp_path: Path, grammar: str, count: int
+    cluster: FaultCluster, engine: Engine, tmp_path: Path, grammar: str, count: int, *, has_stop_word: bool
 ) -> None:
-    start_worker(cluster, engine, LLM_COMPLETION_KWARGS=json.dumps({"grammar": grammar}))
+    settings = {"LLM_COMPLETION_KWARGS": json.dumps({"grammar": grammar})}
+    start_worker(cluster, engine, **settings, LLM_DISABLE_STOP_WORD=str(not has_stop_word))
     group = await run_group(cluster, tmp_path, max_iterations=3)
     (end,) = await engine.tokenize(IM_END)
     assert len(group.rollouts) == GROUP_SIZE
@@ -170,6 +177,8 @@ async def test_turns_extend_the_recorded_tokens(
         assert all(reply.tool_calls for reply in replies)
         assert len(replies) == count
         assert rollout.is_partial == (grammar is THINK)
+        last = [segment.tokens[reply.end - 1] for reply in segment.replies]
+        assert has_stop_word != (set(last) == {end})
         for before, after in pairwise(segment.replies):  # between them is what the template puts there
             between = segment.tokens[before.end : after.start].tolist()
             ends = [*segment.tokens[before.start : before.end].tolist(), *between].count(end)
