@@ -16,6 +16,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from playwright.async_api import CDPSession
+
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure, Result, Spread
 from broker.contract.actions import CmdRunAction
@@ -105,13 +107,22 @@ async def look(address: str, key: str, last: int, count: int) -> dict[str, Any]:
         await page.wait_for_function(READ, arg=f"Steps {count}")
         whole = await page.evaluate("performance.now()")
         scroll, gaps = await page.evaluate(SCROLLED, SCROLLS)
-        frame = await page.evaluate(FRAMES, [".timeline", FRAMES_WATCHED, 150])
         session = await page.context.new_cdp_session(page)
+        await session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        started = await _main_thread_ms(session)
+        frame = await page.evaluate(FRAMES, [".timeline", FRAMES_WATCHED, 150])
+        cpu = (await _main_thread_ms(session) - started) / FRAMES_WATCHED
         await session.send("HeapProfiler.collectGarbage")
         heap = (await session.send("Runtime.getHeapUsage"))["usedSize"]
         cards = await page.locator(".item").count()
     found = {"painted": painted, "whole": whole, "heap": heap / 1e6, "scroll": scroll, "gaps": gaps, "cards": cards}
-    return found | {"frame": frame}
+    return found | {"frame": frame, "cpu": cpu}
+
+
+async def _main_thread_ms(session: CDPSession) -> float:
+    """Return the CPU that the tasks of the page's main thread have taken."""
+    metrics = (await session.send("Performance.getMetrics"))["metrics"]
+    return 1000.0 * next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
 
 
 async def look_at_list(address: str, key: str, archived_id: str) -> dict[str, Any]:
@@ -219,6 +230,7 @@ async def measure(bench: Bench) -> Result:
             figure("memory of the page's scripts, when all are read", "MB", "heap", MEMORY_TARGET_MB),
             figure("a scroll is drawn within, p95", "ms", "scroll", SCROLL_TARGET_MS),
             figure("a frame while scrolling steps, p95", "ms", "frame", FRAME_TARGET_MS),
+            figure("CPU of the page for such a frame", "ms", "cpu", FRAME_TARGET_MS / 2),
             figure("scrolls that showed a gap", "", "gaps", 0),
             figure("cards that exist", "", "cards"),
             figure("the list of conversations is drawn after", "ms", "list", PAINT_TARGET_MS),

@@ -1,7 +1,7 @@
 -- The quotas of models: decide which calls may be made now, and order those that wait. A pool is a model with all its keys.
 --
 -- Every function takes KEYS pool base, shard base (one hash slot) and derives the real keys from them:
---   pool base  deck:{0}:quota:<pool>   :limits :level:<key> :warm:<key> :held :called :about :waiting:<priority>
+--   pool base  deck:{0}:quota:<pool>   :limits :set :level:<key> :warm:<key> :held :called :about :waiting:<priority>
 --                                      :shares:<priority> :state; further ones in replicas.lua
 --   shard base deck:{0}                :workers
 -- Priority 0 is interactive, 1 normal, 2 batch. Amounts are {requests, input, output, tokens}. Times are milliseconds.
@@ -18,6 +18,9 @@ local replicas = require('limits/replicas')
 local store = require('store/prelude')
 
 local MINUTELY = {'requests', 'input', 'output', 'tokens'}
+-- The limits that an operator may set instead of the published ones, which must be there.
+local SETTABLE = {requests = true, input = true, output = true, tokens = true, concurrency = true, day_requests = true,
+  day_tokens = true}
 local SWEEP_MS = 500
 local PUMP_MS = 500            -- how long one worker does the timely wake-ups for all
 local WARM_MS = 300000         -- how long providers keep a prompt in their caches
@@ -27,7 +30,7 @@ local NO_RETRY_AFTER_MS = 1000
 local MAX_GRANTS = 64
 local MAX_OWED = 32            -- waiting conversations that are looked at for a tenant that is owed a turn
 
-local KINDS = {limits = 'hash', held = 'hash', called = 'zset', about = 'hash', state = 'hash',
+local KINDS = {limits = 'hash', set = 'hash', held = 'hash', called = 'zset', about = 'hash', state = 'hash',
   ['waiting:0'] = 'zset', ['waiting:1'] = 'zset', ['waiting:2'] = 'zset',
   ['shares:0'] = 'hash', ['shares:1'] = 'hash', ['shares:2'] = 'hash',
   ['cold:0'] = 'zset', ['cold:1'] = 'zset', ['cold:2'] = 'zset',
@@ -54,11 +57,15 @@ local function open(base, now)
   local published = store.pairs_of(redis.call('HGETALL', base .. ':limits'))
   if not published['keys'] then return nil end
   local state = store.pairs_of(redis.call('HGETALL', base .. ':state'))
+  local set = store.pairs_of(redis.call('HGETALL', base .. ':set'))
   local pool = {base = base, now = now, keys = {}, by_name = {}, state = state}
   for name in string.gmatch(published['keys'], '%S+') do
     local key = {name = name, limits = {}, level = {}}
     if not published[name] then return nil end
     for what, value in string.gmatch(published[name], '([%w_]+)=([%d.]+)') do key.limits[what] = tonumber(value) end
+    for what, value in string.gmatch(set[name] or '', '([%w_]+)=([%d.]+)') do
+      if key.limits[what] and SETTABLE[what] then key.limits[what] = math.max(1, tonumber(value) or key.limits[what]) end
+    end
     -- Invalid limits count as missing: they are published again.
     if not (key.limits.burst and key.limits.day_start) then return nil end
     for what, value in pairs(store.pairs_of(redis.call('HGETALL', base .. ':level:' .. name))) do
@@ -455,6 +462,23 @@ local function publish(keys, args)
   return {'published'}
 end
 
+-- deck_quota_set: set limits of a key instead of the published ones, until they are removed; publishing keeps them.
+-- ARGV key, the set limits as the caller knows them, new ones as 'name=number …' ('' removes them)
+-- returns {'set'}  {'changed', the set limits}: they are others than the caller knows  {'unknown'}: there is no such key
+local function set_limits(keys, args)
+  local name, known, wanted = args[1], args[2], args[3]
+  store.is_there(keys[2], keys[1] .. ':set', 'hash')
+  if not store.get(keys[1] .. ':limits', name) then return {'unknown'} end
+  local there = store.get(keys[1] .. ':set', name) or ''
+  if there ~= known then return {'changed', there} end
+  if wanted == '' then
+    redis.call('HDEL', keys[1] .. ':set', name)
+  else
+    redis.call('HSET', keys[1] .. ':set', name, wanted)
+  end
+  return {'set'}
+end
+
 local function enter(pool, cid, args, token)
   local line = pool.has_replicas and not replicas.home_of(pool, cid) and COLD or WARM
   line_up(pool, cid, {priority = args[5], calls = 0, token = token, prefix = args[9] or '', tenant = args[6],
@@ -650,6 +674,7 @@ local function pump_for(keys, args)
 end
 
 redis.register_function('deck_quota_publish', publish)
+redis.register_function('deck_quota_set', set_limits)
 redis.register_function('deck_quota_reserve', reserve)
 redis.register_function('deck_quota_settle', settle)
 redis.register_function('deck_quota_told', report_left)

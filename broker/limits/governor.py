@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from broker.contract import Priority
 from broker.coordination import wake_conversations
 from broker.limits.quotas import QuotaPool, QuotaTable
-from broker.runtime import StoreRefused
+from broker.runtime import StoreRefused, UsageError
 from broker.store import WRONG_TYPE_PREFIX, Argument, Store
 
 PUMP_FUNCTION = "deck_quota_pump"
@@ -249,6 +249,46 @@ class Governor:
     def _keys(self, pool: QuotaPool) -> tuple[str, str]:
         home = self._store.find_home(pool.name)
         return home.quota(pool.name), home.root
+
+
+SETTABLE = ("requests", "input", "output", "tokens", "concurrency", "day_requests", "day_tokens")
+"""The limits that can be set, by their names in the store."""
+MAX_LIMIT = 10**12
+
+
+async def set_limits(store: Store, pool: str, key: str, known: str, wanted: Mapping[str, int]) -> str | None:
+    """Set limits of a key instead of those that controllers publish, which keep them when they start again.
+
+    They take effect with the next call of the pool, at the latest after a second.
+
+    Args:
+        pool: the base name of its keys in the store, see `QuotaPool.name`.
+        known: the set limits as the caller knows them, see `render_set_limits`.
+        wanted: limit → amount; empty to use the published ones again.
+
+    Returns:
+        None, or the set limits if they are others than `known`; nothing is changed then.
+
+    Raises:
+        UsageError: there is no such key, or a limit cannot be set.
+    """
+    for name, amount in wanted.items():
+        if name not in SETTABLE or not 1 <= amount <= MAX_LIMIT:
+            raise UsageError(
+                f"The limit {name}={amount} cannot be set.",
+                remedy=f"Name one of {', '.join(SETTABLE)}, with an amount from 1 to {MAX_LIMIT:,}.",
+            )
+    home = store.find_home(pool)
+    keys = (home.quota(pool), home.root)
+    reply = await store.call_function("deck_quota_set", keys, key, known, render_set_limits(wanted))
+    if reply[0] == "unknown":
+        raise UsageError(f"The quota has no key {key}.", remedy="Take one that `GET /quotas` lists.")
+    return reply[1].decode() if reply[0] == "changed" else None
+
+
+def render_set_limits(limits: Mapping[str, int]) -> str:
+    """Return limits in the format of the store's functions."""
+    return " ".join(f"{name}={limits[name]}" for name in SETTABLE if name in limits)
 
 
 class _InterruptibleTimer:

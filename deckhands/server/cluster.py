@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from datetime import datetime
+from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Path, Query
@@ -12,7 +13,17 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from broker.coordination import FIELD, Quarantine, list_members, read_figures
-from broker.limits import BudgetAccount, Ledger, make_experiment_account, make_tenant_account, parse_account
+from broker.limits import (
+    SETTABLE,
+    BudgetAccount,
+    Ledger,
+    QuotaPool,
+    make_experiment_account,
+    make_tenant_account,
+    parse_account,
+    render_set_limits,
+    set_limits,
+)
 from broker.runtime import DeckhandsError
 from broker.store import WORKER_FIELD, ShardKeys, decode_fields
 from broker.tools import ToolOffers
@@ -113,9 +124,16 @@ class Budget(BaseModel):
 
 
 class QuotaLimit(BaseModel):
-    """One limit of a key. `left` remains of `at_once`, the part that may be used now."""
+    """One limit of a key. `left` remains of `at_once`, the part that may be used now.
+
+    Attributes:
+        field: its name in a change; empty if it cannot be changed.
+        published: what the controllers' file says.
+    """
 
     name: str = Field(examples=["requests a minute"])
+    field: str = Field(examples=["requests"])
+    published: float = Field(examples=[600.0])
     limit: float = Field(examples=[600.0])
     at_once: float = Field(examples=[10.0])
     left: float = Field(examples=[7.5])
@@ -137,6 +155,7 @@ class QuotaKey(BaseModel):
     share: float = Field(examples=[1.0])
     limits: list[QuotaLimit]
     binds: str = Field(examples=["calls at once"])
+    set: str = Field(examples=["requests=300"], description="the limits that an administrator has set")
 
 
 class ShownQuota(BaseModel):
@@ -386,6 +405,63 @@ async def dead_letters(gateway: GatewayOf, principal: Operator) -> DeadLetters:
 async def quotas(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownQuota]:
     """Show the remaining quotas of models, the conversations waiting for them, and the limits that bind."""
     return [ShownQuota.model_validate(asdict(found)) for found in await read_quotas(gateway.store)]
+
+
+class NewQuotaLimits(JsonBody):
+    """Limits of a key to use instead of those of the controllers' file; none to use the file's again."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str = Field(min_length=1, max_length=200, examples=["own"])
+    limits: dict[str, int] = Field(max_length=len(SETTABLE), examples=[{"requests": 300}])
+    reason: str = Field(min_length=1, max_length=500, examples=["the provider is slow today"])
+
+
+QuotaModels = Annotated[str, Path(description="the models of a quota, as they are listed", examples=["openai/*"])]
+
+
+@routes.get("/quotas/{models:path}", summary="Show a quota")
+async def quota(gateway: GatewayOf, _principal: AdminOfAll, models: QuotaModels, response: Response) -> ShownQuota:
+    """Show a quota, with an ETag of the limits that administrators have set."""
+    found = await _find_quota(gateway, models)
+    response.headers["ETag"] = _quota_tag(found)
+    return found
+
+
+@routes.put("/quotas/{models:path}", summary="Set limits of a quota", responses=MATCHED)
+async def set_quota(
+    gateway: GatewayOf, principal: AdminOfAll, models: QuotaModels, new: NewQuotaLimits, *, precondition: IfMatch
+) -> ShownQuota:
+    """Set limits of a key of a quota, which hold until they are removed, also when controllers start again.
+
+    Only limits that the controllers' file has can be changed.
+    """
+    found = await _find_quota(gateway, models)
+    precondition.check(_quota_tag(found))
+    key = next((each for each in found.keys if each.name == new.key), None)
+    if key is None:
+        raise Problem(404, "unknown_quota", f"The quota has no key {new.key}.", remedy="`GET /quotas` lists them.")
+    known = {limit.field for limit in key.limits if limit.field}
+    if missing := [name for name in new.limits if name not in known]:
+        text = f"The controllers' file has no limit {missing[0]} for this key."
+        raise Problem(422, "no_such_limit", text, remedy=f"Set one of: {', '.join(sorted(known))}.")
+    wanted = render_set_limits(new.limits)
+    await gateway.record(principal, "quota.set", f"{models} {new.key}", f"{wanted or 'as in the file'}: {new.reason}")
+    pool = QuotaPool(model=models, quotas=()).name
+    if await set_limits(gateway.store, pool, new.key, key.set, new.limits) is not None:
+        raise Problem(412, "precondition_failed", "The limits were changed meanwhile.", remedy="Read them again.")
+    return await _find_quota(gateway, models)
+
+
+async def _find_quota(gateway: Gateway, models: str) -> ShownQuota:
+    for found in await read_quotas(gateway.store):
+        if found.models == models:
+            return ShownQuota.model_validate(asdict(found))
+    raise Problem(404, "unknown_quota", "No controller has such a quota.", remedy="`GET /quotas` lists them.")
+
+
+def _quota_tag(found: ShownQuota) -> str:
+    return f'"{sha256(repr([(key.name, key.set) for key in found.keys]).encode()).hexdigest()[:32]}"'
 
 
 @routes.get("/budgets", summary="List budgets")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker.limits.governor import CallGranted, CallOutcome, CallQueued, Governor, Priority
+from broker.limits.governor import CallGranted, CallOutcome, CallQueued, Governor, Priority, set_limits
 from broker.limits.quotas import QuotaTable
+from broker.runtime.errors import UsageError
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection
@@ -484,3 +485,43 @@ async def test_quotas_of_models_are_in_different_shards() -> None:
         homes.add(home)
     assert len(homes) > 10
     await store.aclose()
+
+
+async def test_set_limit_replaces_the_published_one_until_it_is_removed(store: Store) -> None:
+    callers = await Callers.limited(store, concurrency=1)
+    assert await callers.may_call("aaa")
+    assert not await callers.may_call("bbb")
+    change = {"concurrency": 2, "requests": 1}
+    assert await set_limits(store, callers.pool.name, "own", "", change) is None
+    assert await callers.may_call("bbb"), "a limit of requests that the table does not have stays without one"
+    assert not await callers.may_call("ccc")
+    await callers.governor.publish()
+    await callers.settle("bbb")
+    assert await callers.may_call("ccc"), "a worker that starts keeps the set limit"
+    assert await set_limits(store, callers.pool.name, "own", "", {"concurrency": 9}) == "requests=1 concurrency=2"
+    assert await set_limits(store, callers.pool.name, "own", "requests=1 concurrency=2", {}) is None
+    assert not await callers.may_call("ddd")
+    await callers.settle("aaa")
+    await callers.settle("ccc")
+    assert await callers.may_call("ddd")
+    assert not await callers.may_call("eee")
+
+
+@pytest.mark.parametrize(
+    ("key", "change"), [("other", {"concurrency": 2}), ("own", {"burst": 5}), ("own", {"requests": 0})]
+)
+async def test_unknown_key_or_limit_is_refused(store: Store, key: str, change: dict[str, int]) -> None:
+    callers = await Callers.limited(store, concurrency=1)
+    await callers.governor.publish()
+    with pytest.raises(UsageError, match=r"no key other|cannot be set"):
+        await set_limits(store, callers.pool.name, key, "", change)
+
+
+@pytest.mark.parametrize("written", ["concurrency=x", "concurrency=1.2.3", "=", "burst=99 replica=1", "concurrency=0"])
+async def test_damaged_set_limits_change_nothing(store: Store, written: str) -> None:
+    callers = await Callers.limited(store, concurrency=1)
+    await callers.governor.publish()
+    home = store.find_home(callers.pool.name)
+    await store.connection.call("HSET", f"{home.quota(callers.pool.name)}:set", "own", written)
+    assert await callers.may_call("aaa")
+    assert not await callers.may_call("bbb")

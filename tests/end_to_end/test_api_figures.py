@@ -183,3 +183,37 @@ async def test_quota_shows_remainder_waiters_and_binding_limit(server: Served) -
     async with server.as_(await server.token("acme")) as client:
         assert (await client.get("/quotas")).status_code == 403
     await worker.leave()
+
+
+async def test_administrator_sets_limits_of_a_quota(server: Served) -> None:
+    store = server.client.store
+    worker = Membership(store, "controller-1", "controller", about={"quotas": TABLE.pools[0].model})
+    await worker.register()
+    await Governor(store, TABLE).publish()
+    path = "/quotas/openai%2F%2A"
+    change = {"key": "own", "limits": {"concurrency": 3}, "reason": "the provider is slow"}
+    async with server.as_(await server.token("*")) as client:
+        tag = (await client.get(path)).headers["ETag"]
+        answer = await client.put(path, json=change, headers={"If-Match": tag})
+        assert answer.status_code == 200
+        limits = {one["field"]: (one["limit"], one["published"]) for one in answer.json()["keys"][0]["limits"]}
+        assert limits == {"requests": (600, 600), "day_tokens": (1000, 1000), "concurrency": (3, 1)}
+        refused = await client.put(path, json=change, headers={"If-Match": tag})
+        assert (refused.status_code, refused.json()["code"]) == (412, "precondition_failed")
+        for limits, code in (({"output": 5}, "no_such_limit"), ({"concurrency": 0}, "usage")):
+            refused = await client.put(path, json=change | {"limits": limits})
+            assert (refused.status_code, refused.json()["code"]) == (422, code)
+        assert (await client.put("/quotas/none", json=change)).json()["code"] == "unknown_quota"
+        assert (await client.put(path, json=change | {"key": "other"})).json()["code"] == "unknown_quota"
+        granted = [
+            await Governor(store, TABLE).reserve(TABLE.pools[0], cid, "controller-1", input_tokens=1, output_tokens=1)
+            for cid in ("one", "two", "three", "four")
+        ]
+        assert [isinstance(one, CallGranted) for one in granted] == [True, True, True, False]
+        assert (await client.put(path, json=change | {"limits": {}})).json()["keys"][0]["set"] == ""
+        done = [(one["action"], one["target"], one["reason"]) for one in (await client.get("/operations")).json()]
+    assert ("quota.set", "openai/* own", "concurrency=3: the provider is slow") in done
+    assert ("quota.set", "openai/* own", "as in the file: the provider is slow") in done
+    async with server.as_(await server.token("acme")) as client:
+        assert (await client.put(path, json=change)).status_code == 403
+    await worker.leave()

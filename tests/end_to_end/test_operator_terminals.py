@@ -94,17 +94,18 @@ async def recorded(server: Served, action: str, cid: str) -> list[str]:
     return [one["reason"] for one in reversed(found) if one["action"] == action and one["target"] == cid]
 
 
-async def test_operator_works_in_the_sandbox_of_the_workspace_and_is_recorded(server: Served, cid: str) -> None:
+async def test_operator_works_in_the_sandbox_and_is_recorded(server: Served, cid: str) -> None:
     async with opened(server, cid, await server.token("acme", SCOPES), "why is a.txt so short") as screen:
         await screen.read_until(lambda: bool(screen.texts))
         assert screen.texts[0] == {"type": "opened"}
-        await screen.type("cat a.txt; stty size; tty; hostname; cat /proc/1/environ | wc -c\r")
+        await screen.type("cat a.txt; stty size; tty\r")
         await screen.shows("from the agent")
         await screen.shows("30 90")
         await screen.shows("/dev/pts/")
         await screen.socket.send(json.dumps({"columns": 100, "rows": 40}))
-        await screen.type("stty size; ls /root/.ssh /work 2>&1 | grep -c 'No such'; env | grep -c TOOL_PASSWORD\r")
+        await screen.type("stty size; echo urls=$(env | grep -c DECKHANDS_URL)\r")
         await screen.shows("40 100")
+        await screen.shows("urls=0")
         await screen.type("echo it sleeps $((40 + 1)); sleep 1000\r")
         await screen.shows("it sleeps 41")
         await screen.type("\x03")
@@ -160,9 +161,7 @@ async def test_revoked_key_ends_its_terminal(server: Served, cid: str) -> None:
         assert await screen.ends() == "key_revoked"
 
 
-async def test_output_of_a_program_that_never_stops_is_bounded_and_ends_with_its_reader(
-    server: Served, cid: str
-) -> None:
+async def test_endless_output_is_bounded_and_ends_with_its_reader(server: Served, cid: str) -> None:
     async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
         await screen.type("echo $$ > pid; exec yes\r")
         await screen.read_until(lambda: len(screen.output) > 1_000_000)
@@ -188,7 +187,7 @@ async def stream_lengths(server: Served, cid: str) -> list[int]:
         await store.aclose()
 
 
-async def test_what_is_typed_and_shown_cannot_be_read_in_the_store(server: Served, cid: str) -> None:
+async def test_store_cannot_read_input_and_output(server: Served, cid: str) -> None:
     async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
         await screen.type("echo pass''word-of-the-operator\r")
         await screen.shows("password-of-the-operator")
@@ -204,7 +203,7 @@ async def test_what_is_typed_and_shown_cannot_be_read_in_the_store(server: Serve
             await store.aclose()
 
 
-async def test_tool_worker_that_was_taken_over_opens_no_terminal_and_types_in_none(server: Served, cid: str) -> None:
+async def test_hostile_tool_worker_opens_no_terminal_and_types_in_none(server: Served, cid: str) -> None:
     store = await open_store(server.log.tool)
     try:
         names = await store.locate(cid)
@@ -265,7 +264,7 @@ async def test_closed_workspace_ends_its_terminal(server: Served) -> None:
         assert "processes have ended" in screen.texts[-1]["content"]["detail"]
 
 
-async def test_dead_worker_ends_the_terminal_and_the_next_one_opens_another(tmp_path: Path) -> None:
+async def test_dead_worker_ends_the_terminal_and_another_opens_one(tmp_path: Path) -> None:
     variables = {"DECKHANDS_SANDBOX": "bwrap", "DECKHANDS_HEARTBEAT_TTL_SECONDS": "3"}
     model = script(tmp_path / "default.json", *TURNS)
     async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:
@@ -291,7 +290,7 @@ async def test_dead_worker_ends_the_terminal_and_the_next_one_opens_another(tmp_
                 await close_workspaces(tmp_path / "home" / "node")
 
 
-async def test_server_without_the_switch_and_workspace_without_a_sandbox_say_why(tmp_path: Path) -> None:
+async def test_missing_switch_and_missing_sandbox_are_named(tmp_path: Path) -> None:
     for name in ("off", "bare"):
         (tmp_path / name).mkdir()
     async with served_with_model(tmp_path / "off", TURNS) as server:
@@ -355,9 +354,7 @@ async def test_page_shows_a_terminal_within_its_policy(server: Served, cid: str,
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
-async def test_page_says_that_the_key_was_revoked_and_offers_no_terminal_without_the_right(
-    server: Served, cid: str
-) -> None:
+async def test_page_names_a_revoked_key_and_a_missing_right(server: Served, cid: str) -> None:
     keys = ApiKeys(server.client.store)
     key, token = await keys.add("leaver", tenant="acme", scopes=SCOPES)
     async with opened_page(f"{server.url}/#/c/{cid}", key=token) as page:

@@ -43,6 +43,7 @@ BODIES: dict[str, Any] = {
     "responses": {"model": "CodeActAgent", "input": "do it"},
     "mcp": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
     "a2a": {"jsonrpc": "2.0", "id": 1, "method": "ListTasks"},
+    "quotas": {"key": "own", "limits": {}, "reason": "test"},
     "budgets": {"limit_usd": 1, "reason": "test"},
     "webhooks": {"url": "https://192.0.0.8.invalid/", "reason": "test"},
     "rollouts": {"prompts": [{"id": "one", "task": "do it", "answer": "1"}], "model": "openai/none"},
@@ -77,7 +78,9 @@ def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
     path = route.path
     if "/bash/" in path:
         values |= {"{event_id}": str(UUID(int=1))}
-    for name, value in (values | {"{name}": "nightly", "{account:path}": "tenant:acme"}).items():
+    for name, value in (
+        values | {"{name}": "nightly", "{account:path}": "tenant:acme", "{models:path}": "none"}
+    ).items():
         path = path.replace(name, value)
     assert "{" not in path
     return f"{path}?reason=test&timeout_seconds=0.01&at=1"
@@ -97,7 +100,7 @@ async def ask(client: httpx2.AsyncClient, method: str, path: str) -> tuple[int, 
         else last[-1]
         if last[-1] in BODIES
         else last[0]
-        if last[0] in ("runs", "budgets", "schedules", "webhooks", "mcp-logins")
+        if last[0] in ("runs", "budgets", "quotas", "schedules", "webhooks", "mcp-logins")
         else ""
     )
     is_verb = method == "POST" and last[-1] not in BODIES and named not in ("runs", "mcp-logins")

@@ -401,6 +401,8 @@ async def test_a_keyboard_reaches_events_answers_and_menus(server: Served) -> No
 async def test_operator_changes_what_the_page_of_the_cluster_shows(server: Served) -> None:
     store = server.client.store
     await fill_cluster(store)
+    ends = asyncio.Event()
+    working = asyncio.create_task(work(store, ends))
     async with server.as_(await server.token("*")) as client:
         new = {"cron": "0 6 * * 1-5", "request": {"task": "Update"}, "reason": "a test"}
         assert (await client.put("/schedules/nightly", json=new)).status_code == 201
@@ -417,6 +419,11 @@ async def test_operator_changes_what_the_page_of_the_cluster_shows(server: Serve
         await dialog.get_by_label("Reason").fill("the contract of March")
         await dialog.get_by_role("button", name="Set").click()
         await page.locator("tr", has_text="tenant:acme").get_by_text("$40.00").wait_for()
+        await page.get_by_role("button", name="Change anthropic/* own").click()
+        await dialog.get_by_label("Requests a minute; the file says 1,000").fill("300")
+        await dialog.get_by_label("Reason").fill("the provider is slow")
+        await dialog.get_by_role("button", name="Set").click()
+        await page.locator("tr", has_text="anthropic/*").get_by_text("300 requests a minute (file: 1,000)").wait_for()
         await page.get_by_role("button", name="Pause nightly").click()
         await dialog.get_by_label("Reason").fill("a holiday")
         await dialog.get_by_role("button", name="Pause").click()
@@ -445,6 +452,9 @@ async def test_operator_changes_what_the_page_of_the_cluster_shows(server: Serve
     async with server.as_(await server.token("*")) as client:
         done = [(one["action"], one["reason"]) for one in (await client.get("/operations")).json()]
     assert ("budget.set", "40.0 USD: the contract of March") in done
+    ends.set()
+    await working
+    assert ("quota.set", "requests=300: the provider is slow") in done
     assert ("schedule.pause", "a holiday") in done
     assert ("schedule.remove", "no longer needed") in done
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from broker.coordination import MOST_BYTES, TerminalLink, TerminalLost, Terminals, parse_size, was_answered
 from broker.runtime import CorruptEntry, DeckhandsError, StoreRefused, make_extra
 from tool_worker.errors import HostLost, HostRefused, WorkspaceLost, WorkspaceRefused
-from tool_worker.workspace import HostFolder, Workspaces
-from tool_worker.workspace.launch.host_connection import HostConnection
+from tool_worker.workspace import HostConnection, HostFolder, Workspaces
 
 TERMINALS_LIMIT = 32
 """How many terminals this worker serves at a time."""

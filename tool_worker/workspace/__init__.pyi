@@ -11,7 +11,7 @@ from .files.staging import remove_tree as remove_tree
 from .files.unpacking import Unpacking as Unpacking
 from .launch.egress_gate import EgressGate as EgressGate, proxy_environment as proxy_environment
 from .launch.host_plan import GitIdentity as GitIdentity
-from .launch.host_connection import HostResult as HostResult
+from .launch.host_connection import HostConnection as HostConnection, HostResult as HostResult
 from .launch.host_folder import HostFolder as HostFolder
 from .launch.session_programs import find_session_programs as find_session_programs
 from .named_directories import NamedDirectories as NamedDirectories

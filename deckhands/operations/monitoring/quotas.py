@@ -2,18 +2,18 @@
 
 Holds: read-only. The governor refills the buckets when it is called; the same arithmetic is repeated here without
 changing the store. Controller workers report the quotas with their heartbeats.
-Keys: reads `deck:{k}:quota:<pool>:limits`, `…:level:<key>` and `…:waiting:<priority>`.
+Keys: reads `deck:{k}:quota:<pool>:limits`, `…:set`, `…:level:<key>` and `…:waiting:<priority>`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.coordination import list_members
-from broker.limits import QuotaPool
+from broker.limits import SETTABLE, QuotaPool
 from broker.store import Store, decode_text, parse_number, read_tolerantly, to_pairs
 
 PRIORITIES = (0, 1, 2)
@@ -24,6 +24,7 @@ MINUTELY = {
     "tokens": "tokens a minute",
 }
 DAILY = {"day_requests": "requests a day", "day_tokens": "tokens a day"}
+TITLES = {**MINUTELY, **DAILY, "concurrency": "calls at once"}
 MAX_QUOTAS = 100
 DAY_SECONDS = 86_400
 _LIMIT = re.compile(r"(\w+)=([\d.]+)")
@@ -32,12 +33,19 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """One limit of one key: `left` of the part that may be used `at_once`, in its unit."""
+    """One limit of one key: `left` of the part that may be used `at_once`, in its unit.
+
+    Attributes:
+        field: its name in the store; empty if it cannot be set.
+        published: what the controllers' file says; `limit` differs if an administrator has set another one.
+    """
 
     name: str
     limit: float
     at_once: float
     left: float
+    field: str = ""
+    published: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class KeyStatus:
         blocked_seconds: the remaining wait requested by the provider; 0 for none.
         share: the part of its limits in use, reduced after the provider has refused calls; 1 for all.
         binds: the limit that blocks further calls now; empty if none does.
+        set: the limits that an administrator has set, as `name=number …`.
     """
 
     name: str
@@ -58,6 +67,7 @@ class KeyStatus:
     share: float
     limits: tuple[LimitStatus, ...]
     binds: str
+    set: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +94,10 @@ async def _read_status(store: Store, models: str) -> QuotaStatus:
     pool = QuotaPool(model=models, quotas=()).name
     base = store.find_home(pool).quota(pool)
     sizes = [("ZCARD", f"{base}:waiting:{priority}") for priority in PRIORITIES]
-    published, time, *counts = await read_tolerantly(
-        store.connection, [("HGETALL", f"{base}:limits"), ("TIME",), *sizes]
+    published, changed, time, *counts = await read_tolerantly(
+        store.connection, [("HGETALL", f"{base}:limits"), ("HGETALL", f"{base}:set"), ("TIME",), *sizes]
     )
+    set_ = {name: decode_text(value) for name, value in to_pairs(changed).items()}
     limits = {name: decode_text(value) for name, value in to_pairs(published).items()}
     names = [name for name in limits.get("keys", "").split() if _KEY.fullmatch(name)]
     levels = (
@@ -95,12 +106,17 @@ async def _read_status(store: Store, models: str) -> QuotaStatus:
         else []
     )
     now = parse_number(time[0]) if time else store.clock.now().timestamp()
-    keys = [_key(name, limits.get(name, ""), to_pairs(level), now) for name, level in zip(names, levels, strict=True)]
+    keys = [
+        _key(name, (limits.get(name, ""), set_.get(name, "")), to_pairs(level), now)
+        for name, level in zip(names, levels, strict=True)
+    ]
     return QuotaStatus(models, int(sum(map(parse_number, counts))), tuple(keys))
 
 
-def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> KeyStatus:
-    limits = {what: parse_number(value) for what, value in _LIMIT.findall(published)}
+def _key(name: str, written: tuple[str, str], level: Mapping[str, Any], now: float) -> KeyStatus:
+    published = {what: parse_number(value) for what, value in _LIMIT.findall(written[0])}
+    changed = {what: max(1.0, parse_number(value)) for what, value in _LIMIT.findall(written[1])}
+    limits = published | {what: value for what, value in changed.items() if what in published and what in SETTABLE}
     at = parse_number(level.get("at")) / 1000 or now
     blocked = parse_number(level.get("blocked")) / 1000
     share = min(1.0, parse_number(level.get("factor", 1)))
@@ -127,7 +143,13 @@ def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> Key
     binds = "the provider has asked to wait" if blocked > now else short
     if parse_number(level.get("down")) / 1000 > now:
         binds = "it does not answer"
-    return KeyStatus(name, in_flight, max(0.0, blocked - now), share, tuple(found), binds)
+    shown = tuple(_add_published(one, published) for one in found)
+    return KeyStatus(name, in_flight, max(0.0, blocked - now), share, shown, binds, written[1])
+
+
+def _add_published(status: LimitStatus, published: Mapping[str, float]) -> LimitStatus:
+    field = next((what for what, title in TITLES.items() if title == status.name and what in published), "")
+    return replace(status, field=field, published=published[field]) if field else status
 
 
 def _compute_limit(name: str, limit: float, burst: float, level: object, passed: float) -> LimitStatus:

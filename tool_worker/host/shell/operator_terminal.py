@@ -90,7 +90,7 @@ class OperatorTerminal:
         self._input.write(keys)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Set the size; the program is told by SIGWINCH."""
+        """Set the size; the program gets a SIGWINCH."""
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class OperatorTerminal:
         self._input.clear()
         self._loop.on_readable(self._master, None)
         os.close(self._master)
-        self._reply = None  # whoever waits for output has closed the terminal, or loses the host
+        self._reply = None  # the client that waits for output has closed the terminal, or loses the host
 
     def _answer(self) -> None:
         self._loop.on_readable(self._master, None)

@@ -101,7 +101,7 @@ export function cluster({ main, signal, refused }) {
         card("Budgets", budgets, ["Account", "Used", "#Spent", "#Limit", "#Waiting", "What binds", "Change"], (one) => [one.account, used(one), usd(one.spent_usd), one.limit_usd === null ? "none" : usd(one.limit_usd), one.waiting, binding(one),
           isAdmin ? button("Change", one.account, () => setLimit(one.account, one.limit_usd)) : ""], ["deckhands budget set ACCOUNT USD", "sets one."], undefined, isAdmin ? button("New limit…", "", () => setLimit("", null), "") : ""),
         card("Queues", queues, ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one, [], found ? ages(found) : queues.value?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""])),
-        card("Quotas of models", quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds"], quotaRow, ["DECKHANDS_QUOTAS", "names them."]),
+        card("Quotas of models", quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds", "Change"], (one) => [...quotaRow(one), el("div", { class: "row" }, one.keys.map((key) => button("Change", `${one.models} ${key.name}`, () => setQuota(one.models, key))))], ["DECKHANDS_QUOTAS", "names them."]),
         card("Schedules", schedules, ["Schedule", "Times", "Next", "#Started", "Last problem", "Change"], scheduleRow, ["deckhands schedule add", "adds one; so does the form of a new conversation."]),
         card("Webhooks", webhooks, ["Address", "Events", "State", "Change"], (one) => webhookRow(one, isOperator), ["deckhands webhook add URL", "adds one."], undefined, isOperator ? button("New webhook…", "", addWebhook, "") : ""),
         keys.value ? card("API keys", keys, ["Key", "Tenant", "Scopes", "State", "Last used", "Change"], keyRow, [], undefined, button("New key…", "", addKey, "")) : "",
@@ -128,6 +128,19 @@ export function cluster({ main, signal, refused }) {
     if (usd && !(Number(usd) >= 0 && Number(usd) < Infinity)) throw new Error(`“${usd}” is not an amount. Write it like 25 or 0.50.`);
     await revise(`/budgets/${encodeURIComponent(account || given.account.trim())}`, "", { method: "PUT", body: { limit_usd: usd ? Number(usd) : null, reason: given.reason } });
   }, { action: "Set", says: "Conversations that wait for the account continue if it has room." });
+
+  const setQuota = (models, key) => {
+    const limits = key.limits.filter((limit) => limit.field);
+    return change(`Limits of ${models}, key ${key.name}`, limits.map((limit) => ({ name: limit.field, label: `${limit.name[0].toUpperCase()}${limit.name.slice(1)}; the file says ${limit.published.toLocaleString("en")}`, value: String(limit.limit) })), async (given) => {
+      const wanted = {};
+      for (const limit of limits) {
+        const text = given[limit.field].trim().replaceAll(",", ""), amount = Number(text);
+        if (text && !(Number.isInteger(amount) && amount >= 1)) throw new Error(`“${text}” is not an amount. Write a whole number from 1, or nothing for the file's.`);
+        if (text && amount !== limit.published) wanted[limit.field] = amount;
+      }
+      await revise(`/quotas/${encodeURIComponent(models)}`, "", { method: "PUT", body: { key: key.name, limits: wanted, reason: given.reason } });
+    }, { action: "Set", says: "They hold until they are changed again, also when controllers start again. Nothing means the file's limit." });
+  };
 
   function scheduleRow(one) {
     const path = `/schedules/${encodeURIComponent(one.name)}`, verb = one.is_paused ? "Resume" : "Pause";
@@ -208,7 +221,7 @@ function quotaRow(one) {
   const stack = (make) => keys.map((key) => el("div", {}, make(key)));
   return [one.models, stack((key) => key.name),
     stack((key) => key.limits.map((limit) => el("div", { class: "limit" }, meter(`${Math.floor(limit.left).toLocaleString("en")} of the ${Math.floor(limit.at_once).toLocaleString("en")} are left that may be used at once, of ${limit.limit.toLocaleString("en")} ${limit.name}`, 1 - limit.left / limit.at_once),
-      el("span", { class: "dim nowrap" }, `${limit.limit.toLocaleString("en")} ${limit.name}`)))),
+      el("span", { class: "dim nowrap" }, `${limit.limit.toLocaleString("en")} ${limit.name}`, limit.field && limit.limit !== limit.published ? ` (file: ${limit.published.toLocaleString("en")})` : "")))),
     stack((key) => String(key.in_flight)), one.waiting,
     stack((key) => key.binds ? el("span", { class: "warm" }, key.binds, key.blocked_seconds ? `: ${duration(key.blocked_seconds)}` : "", key.share < 1 ? ` (at ${Math.round(100 * key.share)} % of its limits)` : "") : "")];
 }
