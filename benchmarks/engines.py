@@ -10,7 +10,7 @@ time that the store itself takes is not among them.
 
 `--trace FILE` replays recorded trajectories: a line for each, `{"group": NAME, "prompt": TOKENS, "turns": [[NEW_TOKENS,
 REPLY_TOKENS, TOOL_SECONDS], …]}`. `--record FILE` writes such a file from the rollouts of a cluster (DECKHANDS_URL),
-whose logs it still has. `--play FILE` makes trajectories to record: `--count` conversations of a cluster of its own, at
+whose logs it still has. `--play FILE` makes trajectories to record: `--count` conversations of a separate cluster, at
 the stub engine, with real shells. How long their commands take and how much they print is drawn as below; recorded are
 the tokens and the times that result.
 
