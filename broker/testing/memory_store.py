@@ -184,6 +184,8 @@ class LuaLibrary:
         redis = {b"call": self._redis_call, b"pcall": self._redis_pcall, b"sha1hex": _hash_text}
         redis[b"register_function"] = self.functions.__setitem__
         self._table = self._lua.table_from
+        self._statuses: dict[bytes, Any] = {}
+        """Status reply → its table, which no function changes."""
         self._lua.globals()[b"redis"] = self._lua.table_from(redis)
         self._lua.globals()[b"cmsgpack"] = self._lua.table_from({b"unpack": self._unpack})
         self._lua.globals()[b"loadstring"](_compile(source))()
@@ -201,7 +203,10 @@ class LuaLibrary:
 
     def _redis_call(self, *command: Any) -> Any:
         reply = self._call([part if type(part) is bytes else _to_argument(part) for part in command])
-        return reply if type(reply) in _SAME_IN_LUA else self._to_lua(reply)
+        kind = type(reply)
+        if kind is bytes or kind is int:
+            return reply
+        return False if reply is None else self._to_lua(reply)
 
     def _redis_pcall(self, *command: Any) -> Any:
         try:
@@ -218,7 +223,9 @@ class LuaLibrary:
         if type(reply) is list:
             return self._table([item if type(item) in _SAME_IN_LUA else self._to_lua(item) for item in reply])
         if type(reply) is StatusReply:
-            return self._lua.table_from({b"ok": bytes(reply)})
+            if reply not in self._statuses:
+                self._statuses[reply] = self._table({b"ok": bytes(reply)})
+            return self._statuses[reply]
         return reply
 
     def _to_reply(self, value: Any) -> Any:

@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -56,9 +57,20 @@ from tool_worker.workspace.workspaces import Workspaces
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
+def cluster(tmp_path: Path, copies_of_code: Path) -> Iterator[FakeCluster]:
     with running_cluster(tmp_path / "cluster", tmp_path / "volume") as found:
+        files = found.volume / "node" / ".sandbox"
+        shutil.copytree(copies_of_code, files)
         yield found
+        for code in files.glob("code-*"):
+            if not (copies_of_code / code.name).exists():
+                shutil.copytree(code, copies_of_code / code.name)
+
+
+@pytest.fixture(scope="module")
+def copies_of_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The copies of the host's code that earlier tests made on their volumes: compiling it costs more than a test."""
+    return tmp_path_factory.mktemp("code")
 
 
 @asynccontextmanager
@@ -149,7 +161,6 @@ async def test_killed_pod_leaves_an_unknown_outcome(cluster: FakeCluster) -> Non
 
 def test_self_test_and_doctor_know_it(cluster: FakeCluster) -> None:
     files = cluster.volume / "node"
-    files.mkdir()
     report = run_self_test(sandbox_of(cluster), files)
     assert (report.sandbox, report.escapes, len(report.results)) == ("kubernetes", (), 9)
     found = {finding.name: finding for finding in examine("kubernetes", cluster.settings(), files)}
@@ -239,7 +250,6 @@ def guarded(cluster: FakeCluster) -> FakeCluster:
 
 def test_role_and_policy_of_the_chart_suffice(guarded: FakeCluster) -> None:
     files = guarded.volume / "node"
-    files.mkdir()
     assert run_self_test(sandbox_of(guarded), files).escapes == ()
     assert guarded.sandboxes() == []
 

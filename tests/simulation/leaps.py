@@ -22,13 +22,11 @@ from broker.testing.keyspace import SortedSet
 from broker.testing.memory_store import end_read
 from tests.simulation.simulated_cluster import Cluster
 from tests.simulation.virtual_loop import Pause, SimulatedProcess
-from tests.simulation.wire import ProcessConnection
 from tool_worker.worker.node.usage_bounds import SWEEP_SECONDS
 from tool_worker.worker.steps.stop_orders import ANSWER_CHECK_SECONDS
 from tool_worker.workspace.launch.host_connection import ANSWER_LIMIT_SECONDS
 
 PAUSES = {
-    ProcessConnection.travel.__code__: Pause.TRAVEL,
     wait_for_tick.__code__: Pause.LOOK,  # of a process at its work
     Membership.wait_for_next_beat.__code__: Pause.BEAT,
 }

@@ -265,6 +265,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         heapq.heappush(self._timers, (when, self.next_number(), handle, process, pause))
         return handle
 
+    async def travel(self, seconds: float) -> None:
+        """Sleep as the travel of a message does; it happens with each one, so it is made faster than any other sleep."""
+        future, process = self.create_future(), _process.get(self.world)
+        self._number += 1
+        when = self._clock.monotonic() + seconds
+        handle = asyncio.TimerHandle(when, _end_sleep, (future,), self, process.context)
+        heapq.heappush(self._timers, (when, self._number, handle, process, Pause.TRAVEL))
+        try:
+            await future
+        finally:
+            handle.cancel()
+
     def create_future(self) -> asyncio.Future[Any]:
         future = VirtualFuture(loop=self)
         self._number += 1
@@ -309,6 +321,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def is_closed(self) -> bool:
         return self._is_closed
+
+
+def _end_sleep(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def current_process() -> SimulatedProcess:
