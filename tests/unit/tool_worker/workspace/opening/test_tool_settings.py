@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.skill_sources import SkillSourceRule
 from broker.runtime.errors import UsageError
 from tool_worker.settings import load_tool_settings
 from tool_worker.workspace.opening.repositories import RepositoryRoots
@@ -69,3 +70,11 @@ def test_the_roots_of_repositories_are_absolute_paths() -> None:
 def test_a_value_that_cannot_be_used_is_named(name, text):
     with pytest.raises(UsageError, match=f"DECKHANDS_{name} is '?{text}'?. It must be"):
         load_tool_settings({f"DECKHANDS_{name}": text})
+
+
+def test_places_of_skills_are_read() -> None:
+    assert load_tool_settings({}).skill_rules == ()
+    places = load_tool_settings({"DECKHANDS_SKILL_SOURCES": "/srv/skills, acme=git.example.com/acme"}).skill_rules
+    assert places == (SkillSourceRule("*", "/srv/skills"), SkillSourceRule("acme", "git.example.com/acme"))
+    with pytest.raises(UsageError, match="DECKHANDS_SKILL_SOURCES"):
+        load_tool_settings({"DECKHANDS_SKILL_SOURCES": "https://git.example.com"})
