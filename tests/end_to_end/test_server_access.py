@@ -180,6 +180,7 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
                         "usage",
                         "unknown_mcp_server",
                         "unknown_schedule",
+                        "unknown_quota",
                         "unknown_webhook",
                         "unknown_evaluation",
                         "unknown_rollout_run",
@@ -189,7 +190,9 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
     shown = {route.path for route in routes_of() if isinstance(route, APIRoute) and route.include_in_schema}
     assert seen - shown == {"/api/{path:path}", "/api/conversations/{conversation_id}/{path:path}"}
     seen = {path.replace("{name:path}", "{name}").replace("{action:path}", "{action}") for path in shown}
-    assert seen == {path.replace("{path}", "{path:path}").replace("{account}", "{account:path}") for path in documented}
+    for name in ("path", "account", "models"):
+        documented = {path.replace(f"{{{name}}}", f"{{{name}:path}}"): each for path, each in documented.items()}
+    assert seen == documented.keys()
 
 
 async def begun(server: Served, tenant: str = "acme", **options: Any) -> str:

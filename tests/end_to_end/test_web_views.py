@@ -398,6 +398,20 @@ async def test_a_keyboard_reaches_events_answers_and_menus(server: Served) -> No
         assert await page.evaluate("document.activeElement.id") == "main"
 
 
+async def test_cluster_page_shows_rollout_runs(server: Served) -> None:
+    run = {"prompts": [{"id": "one", "task": "Add", "answer": "2"}], "model": "openai/stub", "tenant": "acme"}
+    async with server.as_(await server.token("*")) as client:
+        made = await client.post("/rollouts", json=run, headers={"Idempotency-Key": "one"})
+        assert made.status_code < 300, made.text
+    async with opened(f"{server.url}/#/cluster", key=await server.token("*")) as page:
+        row = page.locator("tr", has_text=made.json()["name"])
+        await row.get_by_text("openai/stub").wait_for()
+        assert "acme" in await row.inner_text()
+    async with opened(f"{server.url}/#/cluster", key=await server.token("other", [Scope.READ])) as page:
+        await page.get_by_role("heading", name="Budgets").wait_for()
+        assert await page.get_by_role("heading", name="Rollout runs").count() == 0
+
+
 async def test_operator_changes_what_the_page_of_the_cluster_shows(server: Served) -> None:
     store = server.client.store
     await fill_cluster(store)

@@ -15,8 +15,10 @@ from broker.runtime.errors import DataForgotten
 from broker.store.encryption import MasterKeys
 from broker.store.store import open_store
 from deckhands.server.auth.api_keys import Scope
+from deckhands.server.terminals import TerminalRecord
+from tests.polling import until
 from tests.served_stores import environment_with
-from tests.server_parts import Served, served
+from tests.server_parts import Served, add_principal, served
 
 OLD = f"old:{base64.b64encode(bytes(range(32))).decode()}"
 NEW = f"new:{base64.b64encode(bytes(range(1, 33))).decode()}"
@@ -101,3 +103,30 @@ async def test_a_change_needs_a_reason_and_a_tenant(server: Served) -> None:
         assert (await admin.delete("/encryption/keys", params={"tenant": "acme"})).status_code == 422
         assert (await admin.delete("/encryption/keys", params={"reason": "x"})).status_code == 422
         assert (await admin.get("/operations")).json() == []
+
+
+async def test_record_of_a_terminal_goes_with_its_conversations_key(server: Served) -> None:
+    await create(server, "one", "acme")
+    store = server.client.store
+    record = TerminalRecord(server.gateway, await add_principal(store), "one")
+    await record.add_input(b"cat secret.txt\r")
+    record.add_output(b"the contents\x1b[0m")
+    await record.end("closed")
+    stored = b"".join(await store.call("LRANGE", store.all_shards[0].operations, 0, -1))
+    assert b"secret.txt" not in stored
+    assert b"contents" not in stored
+    async with server.as_(await server.token("*")) as admin:
+
+        async def shown() -> dict[str, str]:
+            return {one["action"]: one["reason"] for one in (await admin.get("/operations")).json()}
+
+        assert (await shown())["terminal.input"] == r"cat secret.txt\r"
+        assert (await shown())["terminal.output"] == r"the contents\x1b[0m"
+        assert (await shown())["terminal.end"] == "closed; 15 bytes of input, 16 of output"
+        await admin.delete("/encryption/keys", params={"tenant": "acme", "reason": "the contract ended"})
+
+        async def is_gone() -> bool:
+            found = await shown()
+            return found["terminal.input"] == found["terminal.output"] == "[encrypted; its key is gone]"
+
+        await until(is_gone, limit=30.0, what="the end of the key")

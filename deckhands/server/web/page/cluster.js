@@ -84,8 +84,8 @@ export function cluster({ main, signal, refused }) {
 
   async function load(isNow = false) {
     try {
-      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks", "/keys", "/mcp-logins"];
-      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, keys, logins, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), text("/metrics")]);
+      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks", "/keys", "/mcp-logins", "/rollouts"];
+      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, keys, logins, rollouts, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), text("/metrics")]);
       if (signal.aborted) return;
       const lost = [workers, queues, quotas, budgets].find((each) => each.reason?.status === 401);
       if (lost) throw lost.reason;
@@ -102,6 +102,7 @@ export function cluster({ main, signal, refused }) {
           isAdmin ? button("Change", one.account, () => setLimit(one.account, one.limit_usd)) : ""], ["deckhands budget set ACCOUNT USD", "sets one."], undefined, isAdmin ? button("New limit…", "", () => setLimit("", null), "") : ""),
         card("Queues", queues, ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one, [], found ? ages(found) : queues.value?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""])),
         card("Quotas of models", quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds", "Change"], (one) => [...quotaRow(one), el("div", { class: "row" }, one.keys.map((key) => button("Change", `${one.models} ${key.name}`, () => setQuota(one.models, key))))], ["DECKHANDS_QUOTAS", "names them."]),
+        rollouts.value?.length ? card("Rollout runs", rollouts, ["Run", "Model", "State", "#Version", "#Groups", "#Not read"], rolloutRow, []) : "",
         card("Schedules", schedules, ["Schedule", "Times", "Next", "#Started", "Last problem", "Change"], scheduleRow, ["deckhands schedule add", "adds one; so does the form of a new conversation."]),
         card("Webhooks", webhooks, ["Address", "Events", "State", "Change"], (one) => webhookRow(one, isOperator), ["deckhands webhook add URL", "adds one."], undefined, isOperator ? button("New webhook…", "", addWebhook, "") : ""),
         keys.value ? card("API keys", keys, ["Key", "Tenant", "Scopes", "State", "Last used", "Change"], keyRow, [], undefined, button("New key…", "", addKey, "")) : "",
@@ -204,6 +205,8 @@ function workerRow(one) {
     load.host_memory_free === undefined ? "" : percent(load.host_memory_free),
     one.left_seconds > 0 ? el("span", { class: "good" }, "alive") : el("span", { class: "bad" }, `silent for ${duration(-one.left_seconds)}`)];
 }
+
+const rolloutRow = (one) => [el("span", {}, one.name, one.tenant ? el("div", { class: "dim" }, one.tenant) : ""), one.model, el("span", { class: one.is_driven || one.state !== "running" ? "" : "warm" }, one.state, one.state === "running" && !one.is_driven ? ", without a driver" : ""), one.version, count(one.groups), count(one.waiting)];
 
 function used(one) {
   if (one.limit_usd === null) return "";
