@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,14 +16,8 @@ from broker.contract.agent_state import AgentState
 from broker.contract.observations import MCPObservation, OutcomeUnknownObservation
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until
-from tests.task_mcp_server import KEY, TaskServer, task_server
+from tests.task_mcp_server import KEY, TaskServer
 from tests.turns import bash, call, finish
-
-
-@pytest.fixture
-async def remote() -> AsyncIterator[TaskServer]:
-    async with task_server() as server:
-        yield server
 
 
 def settings(cluster: FaultCluster, remote: TaskServer, **changes: Any) -> dict[str, str]:
