@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import FaultCluster
+from tests.task_mcp_server import TaskServer, task_server
 
 
 @pytest.fixture
@@ -20,3 +21,9 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
 async def durable_cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
     async with FaultCluster(tmp_path, append_fsync="always").running() as running:
         yield running
+
+
+@pytest.fixture
+async def remote() -> AsyncIterator[TaskServer]:
+    async with task_server() as server:
+        yield server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from controller_worker.loop.replay import replay
 from tests.faults.harness import FaultCluster
 from tests.faults.test_mcp_tasks import records, settings, text_of
 from tests.polling import until
-from tests.task_mcp_server import KEY, TaskServer, question, task_server
+from tests.task_mcp_server import KEY, TaskServer, question
 from tests.turns import call, finish
 from tool_worker.tools.mcp.connection import ProgramLaunch
 from tool_worker.tools.mcp.reading import make_reading_tools
@@ -33,12 +33,6 @@ VISIT: dict[str, Any] = {
     "params": {"mode": "url", "message": "Log in", "url": "https://login.test/x", "elicitationId": "e"},
 }
 KEY_OF_SECRETS = base64.b64encode(b"k" * 32).decode()
-
-
-@pytest.fixture
-async def remote() -> AsyncIterator[TaskServer]:
-    async with task_server() as server:
-        yield server
 
 
 def visit(url: str) -> dict[str, Any]:

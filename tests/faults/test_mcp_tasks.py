@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,14 +19,8 @@ from broker.contract.events import Observation
 from broker.contract.observations import MCPObservation, OutcomeUnknownObservation
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until
-from tests.task_mcp_server import KEY, TaskServer, task_server
+from tests.task_mcp_server import KEY, TaskServer
 from tests.turns import bash, call, finish
-
-
-@pytest.fixture
-async def remote() -> AsyncIterator[TaskServer]:
-    async with task_server() as server:
-        yield server
 
 
 def settings(cluster: FaultCluster, remote: TaskServer, **changes: Any) -> dict[str, str]:

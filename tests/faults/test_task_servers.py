@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,12 @@ from controller_worker.loop.replay import replay
 from tests.faults.harness import FaultCluster
 from tests.faults.test_mcp_tasks import text_of
 from tests.polling import until
-from tests.task_mcp_server import TaskServer, task_server
+from tests.task_mcp_server import TaskServer
 from tests.turns import bash, call, finish
 from tool_worker.tools import TaskServers
 from tool_worker.tools.offered import OfferedTools
 
 SECRET = "token-of-the-task-7"
-
-
-@pytest.fixture
-async def remote() -> AsyncIterator[TaskServer]:
-    async with task_server() as server:
-        yield server
 
 
 def host_of(remote: TaskServer) -> str:

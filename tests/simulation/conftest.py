@@ -5,10 +5,12 @@ run that does not come to an end, on however busy a machine.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.simulation.canonical import environment
 
 REAL_LIMIT_SECONDS = 3_600
 HERE = Path(__file__).parent
@@ -26,3 +28,14 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of the secrets is made in the home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    return environment(tmp_path_factory.mktemp("model"))

@@ -21,12 +21,6 @@ FOUND: dict[str, str] = {}
 """How each bug was found, by those tests that have run."""
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key of the secrets is made in the home."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
 def test_work_of_all_origins_ends_once_and_is_reported(tmp_path: Path) -> None:
     outcome = simulate_arrivals(Arrivals(), tmp_path)
     assert find_broken_arrivals(outcome) == []

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from tests.controller_parts import traced
-from tests.simulation.canonical import Person, Plan, environment, simulate
+from tests.simulation.canonical import Person, Plan, simulate
 from tests.simulation.checks import CRASHES_THAT_PARK, broken
 from tests.simulation.errand import DELEGATES, broken_errand, sender
 from tests.simulation.faults import OF_A_PROCESS, Fault
@@ -33,11 +33,6 @@ def parts(count: int = PARTS) -> pytest.MarkDecorator:
     """Divide a test: `make test` runs the first part, `make soak` the others."""
     others = [pytest.param(part, marks=pytest.mark.soak) for part in range(1, count)]
     return pytest.mark.parametrize("part", [0, *others])
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    return environment(tmp_path_factory.mktemp("model"))
 
 
 def boundaries(model: Mapping[str, str], *, controllers: int = 1, is_watched_to_the_end: bool = True) -> int:

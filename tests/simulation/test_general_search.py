@@ -45,12 +45,6 @@ MADE_FOR_EACH_RUN: list[Callable[[], StoreBug]] = [planted.forget_producers_key,
 """Those that count."""
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key of the secrets is made in the home."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
 FOUND: dict[str, str] = {}
 """How each bug was found, by those tests that have run."""
 

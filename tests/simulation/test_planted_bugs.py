@@ -13,7 +13,7 @@ from broker.coordination.ownership import ClaimedConversation, Owners
 from broker.log.event_log import EventLog
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from tests.simulation import planted
-from tests.simulation.canonical import Outcome, Plan, environment, simulate
+from tests.simulation.canonical import Outcome, Plan, simulate
 from tests.simulation.chat import Chat, broken_chat, simulate_chat
 from tests.simulation.checks import LATE, broken
 from tests.simulation.faults import Fault
@@ -68,11 +68,6 @@ BUGS: dict[str, tuple[StoreBug, Where]] = {
     ),
 }
 """What is planted, and where it shows."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    return environment(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize("bug", BUGS)

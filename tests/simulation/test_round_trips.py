@@ -13,8 +13,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, Event, ModelReply
 from broker.log.event_log import EventLog
@@ -39,12 +37,6 @@ class _Always(Random):
 
     def random(self) -> float:
         return 1.0
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key of the secrets is made in the home."""
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 def round_trips(
