@@ -7,6 +7,7 @@ Holds: an error about a missing or unreadable entry names the event that was exp
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,24 @@ def parse_entry(
         ) from error
     except StoreTooNew as error:
         raise type(error)(f"Event {expected_id} cannot be read: {error.message}", remedy=error.remedy) from error
+
+
+def parse_entries(
+    entries: Sequence[Any], after: int, decode: codec.Decoder = codec.decode, cipher: Cipher | None = None
+) -> list[Event]:
+    """Parse the entries that must hold the events after a given one. Raises the same errors as `parse_entry`.
+
+    The garbage collector pauses meanwhile: events make no cycles, and it would walk over them again and again.
+    """
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        return [
+            parse_entry(entry_id, fields, after + n, decode, cipher) for n, (entry_id, fields) in enumerate(entries, 1)
+        ]
+    finally:
+        if is_on:
+            gc.enable()
 
 
 async def find_reader(store: Store, conversation_id: str, entries: Sequence[Any]) -> Cipher | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from broker.contract import ConversationCreated, Event, Ownership, WorkspaceSpec, codec
 from broker.log.blobs import Blobs
-from broker.log.entries import NewEvents, find_cipher_of, find_reader, is_first_entry, parse_entry
+from broker.log.entries import NewEvents, find_cipher_of, find_reader, is_first_entry, parse_entries, parse_entry
 from broker.log.follower import LogFollower, check_event_exists
 from broker.runtime import Acks, CorruptEntry, EventsLost, StoreMisconfigured, UnknownConversation
 from broker.store import Store
@@ -77,10 +77,7 @@ class LogReader:
             batch = await self.store.call("XRANGE", stream, f"{last_id + 1}-0", end, "COUNT", size)
             if batch:
                 cipher = await find_reader(self.store, conversation_id, batch)
-                page = [
-                    parse_entry(entry_id, fields, last_id + n, decode, cipher)
-                    for n, (entry_id, fields) in enumerate(batch, 1)
-                ]
+                page = parse_entries(batch, last_id, decode, cipher)
                 last_id += len(page)
                 yield page
             if len(batch) < size:
@@ -122,9 +119,7 @@ class LogReader:
                 raise EventsLost(ownership.conversation_id, found, last_id, checksum)
             new = batch[1:] if last_id else batch
             cipher = await find_reader(self.store, ownership.conversation_id, new)
-            events += [
-                parse_entry(entry_id, fields, last_id + n, cipher=cipher) for n, (entry_id, fields) in enumerate(new, 1)
-            ]
+            events += parse_entries(new, last_id, cipher=cipher)
             last_id += len(new)
             checksum = codec.checksum_of(batch[-1][1][-1]) if batch else ""
             if len(batch) < READ_BATCH:

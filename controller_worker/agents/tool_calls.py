@@ -119,7 +119,9 @@ def _parse_action(call: ModelToolCall, position: int, tools: Mapping[str, ToolSp
     if not isinstance(arguments, dict):
         raise ToolCallError(f"The arguments of {call.name} must be a JSON object, not {type(arguments).__name__}.")
     try:
-        action = tool.convert(remove_forced_nulls(arguments, tool.parameters))
+        if "null" in call.arguments:
+            arguments = remove_forced_nulls(arguments, tool.parameters)
+        action = tool.convert(arguments)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = first["loc"][0] if first["loc"] else ""

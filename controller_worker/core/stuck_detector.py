@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b, sha256
 from itertools import pairwise
 from json.encoder import encode_basestring_ascii
@@ -40,10 +40,13 @@ from broker.contract import (
     ModelReply,
     Observation,
 )
+from controller_worker.core.concern import evolve
 
 CONDENSATIONS = 10
 MAX_CALLS = 128
 """Calls kept of one reply; no more can be carried out."""
+MAX_NAME_CHARS = 64
+"""Longer ids of calls are kept as digests."""
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
 """Longer texts may be in blobs; their hash is the same there."""
 NOT_COMPARED = {
@@ -68,14 +71,31 @@ _JSON = json.JSONEncoder(sort_keys=True)
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 
 
+class _Digested:
+    """Has a digest that is computed when it is first read. A replay makes thousands of traces and compares few."""
+
+    __slots__ = ("_compute",)
+
+    digest: str
+    _compute: Callable[[], str]
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "digest":
+            raise AttributeError(name)
+        digest = self._compute()
+        _set(self, "digest", digest)
+        _delete(self, "_compute")  # it refers to the event
+        return digest
+
+
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(_Digested):
     """The summary of an event.
 
     Attributes:
         id: id of the event.
         turn_id: the reply it belongs to, or the event itself.
-        digest: equal for events that OpenHands considers equal.
+        digest: equal for events that OpenHands considers equal; see `trace_later`.
         trait: for an observation: `error`, the digest of a syntax error, or the digest of a sleeping command's output;
             of a condensation: `adjacent` if it directly follows another one; else empty.
     """
@@ -86,7 +106,7 @@ class Trace:
     trait: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecentEvents:
     """The latest actions, observations and messages of the agent, oldest first; the last ten condensations.
 
@@ -122,7 +142,22 @@ class DetectedLoop:
 
 def trace_event(event: Event, turn_id: int) -> Trace:
     """Return the trace of an event; `turn_id` is its reply, 0 for none."""
-    return Trace(event.id, turn_id or event.id, _compute_digest(event), _find_trait(event))
+    return trace_later(event.id, turn_id or event.id, partial(_compute_digest, event), _find_trait(event))
+
+
+def trace_later(event_id: int, turn_id: int, compute: Callable[[], str], trait: str = "") -> Trace:
+    """Return a trace that computes its digest when it is first read, which must give the same at any time."""
+    trace = _new(Trace)
+    _set(trace, "id", event_id)
+    _set(trace, "turn_id", turn_id)
+    _set(trace, "_compute", compute)
+    _set(trace, "trait", trait)
+    return trace
+
+
+_new = object.__new__
+_set = object.__setattr__  # a frozen instance is filled before it is shared
+_delete = object.__delattr__
 
 
 def trace_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
@@ -131,15 +166,22 @@ def trace_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
     The text beside a call is not compared. The traces serve only for refused calls; equal calls have equal refusals.
     """
     blobs = reply.blobs or {}
-    found = []
-    for position, call in enumerate(reply.tool_calls[:MAX_CALLS]):
-        path = f"tool_calls.{position}"
-        name = encode_basestring_ascii(_to_text(call.name, f"{path}.name", blobs))
-        arguments = encode_basestring_ascii(_to_text(call.arguments, f"{path}.arguments", blobs))
-        call_id = _shorten(_to_text(call.id, f"{path}.id", blobs))
-        # Written by hand: as JSON, in a third of the encoder's time.
-        found.append((call_id, Trace(reply.id, reply.id, _shorten(f'["call", {name}, {arguments}]'))))
-    return tuple(found)
+    return tuple(
+        (
+            _name_call(_to_text(call.id, f"tool_calls.{position}.id", blobs)),
+            trace_later(reply.id, reply.id, partial(_compute_call_digest, reply, position)),
+        )
+        for position, call in enumerate(reply.tool_calls[:MAX_CALLS])
+    )
+
+
+def _compute_call_digest(reply: ModelReply, position: int) -> str:
+    blobs = reply.blobs or {}
+    call, path = reply.tool_calls[position], f"tool_calls.{position}"
+    name = encode_basestring_ascii(_to_text(call.name, f"{path}.name", blobs))
+    arguments = encode_basestring_ascii(_to_text(call.arguments, f"{path}.arguments", blobs))
+    # Written by hand: as JSON, in a third of the encoder's time.
+    return _shorten(f'["call", {name}, {arguments}]')
 
 
 def trace_failure(output: CmdOutputObservation) -> tuple[str, str]:
@@ -157,7 +199,11 @@ def make_call_name(observation: Observation) -> str:
     metadata = observation.tool_call_metadata
     if metadata is None:
         return ""
-    return _shorten(_to_text(metadata.tool_call_id, "tool_call_metadata.tool_call_id", observation.blobs or {}))
+    return _name_call(_to_text(metadata.tool_call_id, "tool_call_metadata.tool_call_id", observation.blobs or {}))
+
+
+def _name_call(call_id: str) -> str:
+    return call_id if len(call_id) <= MAX_NAME_CHARS and call_id.isascii() else _shorten(call_id)
 
 
 def add_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopPolicy) -> RecentEvents:
@@ -170,14 +216,13 @@ def add_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopP
         if action.source is EventSource.USER:
             return recent
         before = () if recent.is_observed else recent.messages
-        recent = replace(recent, messages=(*before, trace)[-policy.monologue :], is_observed=False)
+        recent = evolve(recent, messages=(*before, trace)[-policy.monologue :], is_observed=False)
     return add_settled(recent, trace, policy)
 
 
 def add_settled(recent: RecentEvents, trace: Trace, policy: LoopPolicy) -> RecentEvents:
     """Add an action by its trace, when its observation arrives."""
-    actions = (*recent.actions, trace)[-policy.window :]
-    return RecentEvents(actions, recent.observations, recent.messages, recent.is_observed, recent.condensations)
+    return evolve(recent, actions=(*recent.actions, trace)[-policy.window :], is_condensed=False)
 
 
 def has_equal_call(recent: RecentEvents, call: Trace) -> bool:
@@ -187,18 +232,26 @@ def has_equal_call(recent: RecentEvents, call: Trace) -> bool:
 
 def add_poll(recent: RecentEvents) -> RecentEvents:
     """Record the answer to a poll: it is no step of a loop, but counts as an observation."""
-    return RecentEvents(recent.actions, recent.observations, recent.messages, True, recent.condensations)
+    return evolve(recent, is_observed=True, is_condensed=False)
 
 
-def add_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
-    """Add an observation. Changes of state and empty observations are ignored."""
-    if not observation.counts_for_loops or observation.__dict__.get("hidden"):
-        return recent
-    if isinstance(observation, AgentCondensationObservation):
-        return _add_condensation(recent, trace_event(observation, 0))
-    trace = trace_event(observation, 0)
-    observations = (*recent.observations, trace)[-policy.window :]
-    return RecentEvents(recent.actions, observations, recent.messages, True, recent.condensations)
+def add_observation(
+    recent: RecentEvents, observation: Observation, policy: LoopPolicy, settled: Trace | None = None
+) -> RecentEvents:
+    """Add an observation, and the action that it settles. Changes of state and empty observations are ignored."""
+    is_ignored = not observation.counts_for_loops or observation.__dict__.get("hidden")
+    if is_ignored or isinstance(observation, AgentCondensationObservation):
+        recent = recent if settled is None else add_settled(recent, settled, policy)
+        return recent if is_ignored else _add_condensation(recent, trace_event(observation, 0))
+    actions, observations = recent.actions, recent.observations
+    window = policy.window
+    return evolve(
+        recent,
+        actions=actions if settled is None else (*actions, settled)[-window:],
+        observations=(*observations, trace_event(observation, 0))[-window:],
+        is_observed=True,
+        is_condensed=False,
+    )
 
 
 def is_poll(observation: Observation) -> bool:
@@ -221,7 +274,7 @@ def forget_repeats(recent: RecentEvents, action: Trace, observation: Observation
         return recent
     actions = tuple(trace for trace in recent.actions if trace.digest != action.digest)
     observations = tuple(trace for trace in recent.observations if trace.digest != seen.digest)
-    return RecentEvents(actions, observations, recent.messages, recent.is_observed, recent.condensations)
+    return evolve(recent, actions=actions, observations=observations, is_condensed=False)
 
 
 def find_loop(recent: RecentEvents, policy: LoopPolicy) -> DetectedLoop | None:
@@ -271,7 +324,7 @@ def _alternates(traces: Sequence[Trace], count: int) -> bool:
 def _add_condensation(recent: RecentEvents, trace: Trace) -> RecentEvents:
     trait = "adjacent" if recent.is_condensed else ""
     condensations = (*recent.condensations, replace(trace, trait=trait))[-CONDENSATIONS:]
-    return replace(recent, condensations=condensations, is_condensed=True)
+    return evolve(recent, condensations=condensations, is_condensed=True)
 
 
 def _compute_digest(event: Event) -> str:
@@ -346,6 +399,8 @@ def _to_text(text: str, path: str, blobs: Mapping[str, BlobRef]) -> str:
 
 
 def _find_trait(event: Event) -> str:
+    if isinstance(event, Action):
+        return ""
     if isinstance(event, ErrorObservation | FinishRefusedObservation):
         return "error"
     if _is_sleeping(event):

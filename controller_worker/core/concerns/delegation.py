@@ -264,7 +264,7 @@ def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> De
 
 def _after_observation(delegation: Delegation, observation: Observation, state: State) -> Delegation:
     """Record an observation that answers a delegate action or reports the end of a delegate."""
-    if any(action.id == observation.cause for action in delegation.managing):
+    if delegation.managing and any(action.id == observation.cause for action in delegation.managing):
         return _after_management(delegation, observation)
     if not delegation.delegates:
         return delegation

@@ -82,22 +82,16 @@ def add_call(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCa
     """Return the latest calls with the next reply added at the end."""
     estimate = reply.estimate
     model = estimate.model if estimate is not None else ""
-    before = None
+    service, usage = reply.service, reply.usage
+    longest, others = usage.completion_tokens, []
     for call in calls:
-        if call.service == reply.service and call.model == model:
-            before = call
-            break
-    latest = LatestCall(
-        service=reply.service,
-        model=model,
-        cost_usd=reply.cost_usd or 0.0,
-        longest_reply_tokens=max(
-            before.longest_reply_tokens if before is not None else 0, reply.usage.completion_tokens
-        ),
-        prompt_tokens=reply.usage.prompt_tokens,
-        estimated_tokens=estimate.prompt_tokens if estimate is not None else 0,
-    )
-    return (*[call for call in calls if call is not before], latest)[-MAX_KINDS:]
+        if call.service == service and call.model == model:
+            longest = max(longest, call.longest_reply_tokens)
+        else:
+            others.append(call)
+    estimated = estimate.prompt_tokens if estimate is not None else 0
+    latest = LatestCall(service, model, reply.cost_usd or 0.0, longest, usage.prompt_tokens, estimated)
+    return (*others, latest)[-MAX_KINDS:]
 
 
 def find_latest_call(calls: tuple[LatestCall, ...], service: str, model: str | None) -> LatestCall | None:

@@ -176,6 +176,8 @@ def _after_observation(work: LongWork, observation: Observation, state: State) -
         if work.is_context_due:
             return evolve(work, is_context_due=False, contexts=work.contexts + 1)
         return evolve(work, is_saved=True, was_edited=was_edited)
+    if not work.requests:
+        return work
     left = tuple(request for request in work.requests if request.id != observation.cause)
     return work if len(left) == len(work.requests) else evolve(_forget_progress(work), requests=left)
 

@@ -157,9 +157,10 @@ def _after_observation(loops: Loops, observation: Observation, state: State) -> 
         if has_equal_call(recent, refused):
             return loops  # the model writes it twice before it reads the first error
         recent = add_settled(recent, refused, policy)
-    if settled is not None and settled.trace is not None:
-        recent = add_settled(forget_repeats(recent, settled.trace, observation), settled.trace, policy)
-    return evolve(loops, recent=add_observation(recent, observation, policy))
+    action = settled.trace if settled is not None else None
+    if action is not None:
+        recent = forget_repeats(recent, action, observation)
+    return evolve(loops, recent=add_observation(recent, observation, policy, action))
 
 
 def _find_refused_call(loops: Loops, observation: Observation) -> Trace | None:

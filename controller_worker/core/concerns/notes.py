@@ -27,7 +27,7 @@ def _after_action(notes: Notes, action: NoteAction, state: State) -> Notes:
 
 
 def _after_observation(notes: Notes, observation: Observation, state: State) -> Notes:
-    if not any(asked.id == observation.cause for asked in notes.pending):
+    if not notes.pending or not any(asked.id == observation.cause for asked in notes.pending):
         return notes
     return Notes(tuple(asked for asked in notes.pending if asked.id != observation.cause))
 

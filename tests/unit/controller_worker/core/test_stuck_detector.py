@@ -1,6 +1,7 @@
 """Stuck detection: OpenHands' five patterns, equality of events, and repetitions that are no loop."""
 
 import itertools
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -20,6 +21,8 @@ from broker.contract.events import (
     ActionSecurityRisk,
     Event,
     EventSource,
+    ModelReply,
+    ModelToolCall,
     Observation,
     ToolCallMetadata,
     with_id,
@@ -34,13 +37,18 @@ from broker.contract.observations import (
 )
 from broker.contract.policies import LoopPolicy
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
+from controller_worker.core.concerns.loops import Loops
+from controller_worker.core.state import State, parse_snapshot, to_snapshot
 from controller_worker.core.stuck_detector import (
     DetectedLoop,
     RecentEvents,
+    Trace,
     add_action,
     add_observation,
     find_loop,
     is_poll,
+    make_call_name,
+    trace_calls,
     trace_event,
 )
 
@@ -192,6 +200,27 @@ def test_event_counts_equally_when_its_texts_are_stored_apart(event: Event) -> N
     entry, blobs = to_entry(event.wire())
     assert blobs
     assert trace_event(decode(entry, 5), 3) == trace_event(with_id(event, 5), 3)
+
+
+def test_trace_drops_its_event_once_its_digest_is_read() -> None:
+    event = with_id(MCPAction(name="t", arguments={"text": "x" * 1_000}), 5)
+    seen, trace = weakref.ref(event), trace_event(event, 3)
+    digest = trace.digest
+    del event
+    assert seen() is None
+    assert trace.digest == digest
+    assert trace == Trace(5, 3, digest) != Trace(5, 3, "other")
+
+
+@pytest.mark.parametrize("call_id", ["call_1", "c" * 65, "\ud800"])
+def test_snapshot_keeps_digests_that_nothing_has_read(call_id: str) -> None:
+    call = ModelToolCall(id=call_id, name="t", arguments="{}")
+    metadata = ToolCallMetadata(function_name="t", tool_call_id=call_id, reply_id=2)
+    calls = trace_calls(ModelReply(id=2, tool_calls=(call,)))
+    state = State(version=2, loops=Loops(recent(LS, RAN, FAILED), calls=calls))
+    restored = parse_snapshot(to_snapshot(state))
+    assert restored == state
+    assert restored.loops.calls[0][0] == make_call_name(ErrorObservation(tool_call_metadata=metadata))
 
 
 def test_events_without_a_meaning_do_not_count() -> None:
