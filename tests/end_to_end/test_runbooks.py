@@ -66,6 +66,6 @@ def test_action_without_tool_workers_continues_with_one(tmp_path: Path) -> None:
             return "No tool worker of the pool bash is running." in shown and "Start a tool worker" in shown
 
         asyncio.run(until(is_explained, limit=60, what="explanation", every=0.5))
-        with started("tools", "--sandbox", "none", env=env):
+        with started("tools", "--sandbox", "none", env=env | {"DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1"}):
             done = deckhands("wait", conversation_id, "--timeout", "120", env=env)
             assert done.code == 0, done
