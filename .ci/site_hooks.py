@@ -18,6 +18,12 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 ELSEWHERE = {"../benchmarks/README.md": "benchmarks.md"}
 """Pages that stand outside docs/, and their names in the site."""
+MOVED = {
+    "developing": "adding-things.html",
+    "faq": "index.html#questions-and-answers",
+    "migrating-from-openhands": "parity.html#migrating",
+}
+"""Pages that have become parts of others, and where these are. Their old addresses lead there."""
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 
 
@@ -89,7 +95,14 @@ def on_post_build(config: Any) -> None:
     versions = sorted((path.name for path in site.iterdir() if (path / "search").is_dir()), reverse=True)
     listed = [{"version": name, "title": name, "aliases": ["latest"] if name == VERSION else []} for name in versions]
     (site / "versions.json").write_text(json.dumps(listed) + "\n", encoding="utf-8")
-    (site / "index.html").write_text(
-        f'<!doctype html><meta http-equiv="refresh" content="0; url={VERSION}/index.html"><title>Deckhands</title>\n',
+    _lead(site / "index.html", f"{VERSION}/index.html")
+    for name, place in MOVED.items():
+        _lead(site / VERSION / f"{name}.html", place)
+
+
+def _lead(path: Path, place: str) -> None:
+    """Write a page that leads to another place."""
+    path.write_text(
+        f'<!doctype html><meta http-equiv="refresh" content="0; url={place}"><title>Deckhands</title>\n',
         encoding="utf-8",
     )

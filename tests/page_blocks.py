@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from tests.source_code import ROOT, tracked_sources
 
 RUN_ELSEWHERE = {
-    "docs/adding-things.md": "tests/end_to_end/test_adding_things.py",
+    "docs/adding-things.md#adding-things": "tests/end_to_end/test_adding_things.py",
     "docs/protocols.md": "tests/end_to_end/test_ag_ui.py",
-    "docs/migrating-from-openhands.md": "tests/end_to_end/test_headless.py",
+    "docs/parity.md#migrating": "tests/end_to_end/test_headless.py",
     "docs/python.md": "tests/end_to_end/test_python_page.py",
     "docs/rollouts.md": "tests/end_to_end/test_rollouts_page.py",
     "docs/serving.md": "tests/end_to_end/test_serving_page.py",

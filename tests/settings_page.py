@@ -90,7 +90,7 @@ OTHERS = (
         "`python -m deckhands.headless`",
         (
             "used where `LLM_BASE_URL` is not set; it reads OpenHands' variables, too, see "
-            "[Migrating from OpenHands](migrating-from-openhands.md#configuration)"
+            "[Migrating from OpenHands](parity.md#configuration)"
         ),
     ),
     (

@@ -10,6 +10,7 @@ import pytest
 
 import deckhands
 from tests.house_rules import MAY_IMPORT
+from tests.reference_pages import PAGES as REFERENCE_PAGES
 from tests.source_code import ROOT, tracked_sources
 
 PAGES = [source.path for source in tracked_sources() if source.path.endswith(".md")]
@@ -124,3 +125,31 @@ def test_troubleshooting_has_every_code_that_a_person_may_meet() -> None:
     }
     assert sorted(codes - UNSHOWN - shown) == []
     assert codes >= UNSHOWN
+
+
+GENERATED = {path.removeprefix("docs/") for path in REFERENCE_PAGES} | {"api.md", "proof.md"}
+"""Pages that programs write. They are counted apart from those that people write."""
+LOOKED_UP = {"glossary.md"}
+"""Written pages that are looked up as tables are: their words are not counted either."""
+MAX_WRITTEN_PAGES = 28
+MAX_RUNNING_WORDS = 55_000
+
+
+def running_words(text: str) -> int:
+    """Count the words that a reader reads in their order: without code blocks, comments for tests, and tables."""
+    text = re.sub(r"^ *```.*?^ *```|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    return sum(bool(re.search(r"\w", word)) for line in lines for word in line.split())
+
+
+def test_words_are_counted_without_code_and_tables() -> None:
+    text = "# A title\n\n<!-- run: later -->\n```bash\nls -l\n```\n\n| a | table |\n|---|---|\n\n- Two more - words.\n"
+    assert running_words(text) == 5
+
+
+def test_written_pages_stay_few_and_short() -> None:
+    written = [path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED]
+    read = [path for path in written if path.name not in LOOKED_UP]
+    words = {path.name: running_words(path.read_text(encoding="utf-8")) for path in read}
+    assert len(written) <= MAX_WRITTEN_PAGES, "merge pages that belong together"
+    assert sum(words.values()) <= MAX_RUNNING_WORDS, f"shorten pages: {words}"

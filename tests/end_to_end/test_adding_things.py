@@ -130,7 +130,7 @@ class Tree:
 
 
 def section(title: str) -> str:
-    (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(rf"^### {re.escape(title)}\n(.*?)(?=^### |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     return text
 
 
@@ -150,7 +150,7 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
 
 
 def test_every_section_is_tried() -> None:
-    assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == list(LIMITS)
+    assert re.findall(r"^### (.*)$", PAGE, re.MULTILINE) == list(LIMITS)
 
 
 def test_a_tool_of_ones_own(tree: Tree) -> None:

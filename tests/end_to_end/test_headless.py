@@ -21,7 +21,7 @@ from tests.polling import until
 from tests.source_code import ROOT
 from tests.turns import call, finish, script
 
-PAGE = ROOT / "docs" / "migrating-from-openhands.md"
+PAGE = ROOT / "docs" / "parity.md"
 FINAL = "experiments/count/results/final.json"
 WRITE = run_command(f"""echo '{{"status": "success"}}' > {FINAL}""")
 

@@ -168,3 +168,17 @@ def test_the_module_shows_what_there_is() -> None:
     assert set(shown[0].split()) == set(deckhands.__all__) >= {"Client", "Summary", "AgentSpec", "UsageError"}
     assert re.fullmatch(r"\d+\.\d+.*", shown[1])
     assert all(getattr(deckhands, name).__name__ == name for name in deckhands.__all__)
+
+
+def test_help_shows_real_signatures() -> None:
+    """No public call hides its arguments behind `*args` or `**kwargs`."""
+    hidden = []
+    for name in deckhands.__all__:
+        found = getattr(deckhands, name)
+        methods = {f".{one}": call for one, call in inspect.getmembers(found, inspect.isfunction) if one[0] != "_"}
+        for suffix, call in {"": found, **(methods if inspect.isclass(found) else {})}.items():
+            parameters = inspect.signature(call).parameters.values()
+            kinds = {one.kind for one in parameters if one.name in ("args", "kwargs", "arguments", "options")}
+            if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+                hidden.append(f"{name}{suffix}{inspect.signature(call)}")
+    assert hidden == []

@@ -115,6 +115,9 @@ class Pods:
             await connection.aclose()
         return value
 
+    async def get_is(self, pod: Pod, value: str) -> bool:
+        return await self.get(pod) == value.encode()
+
     async def are_known(self) -> bool:
         """Return whether each Sentinel knows two replicas; they learn of them every ten seconds."""
         url = SentinelUrl.parse(self.url(""))
@@ -208,6 +211,32 @@ async def test_empty_primary_waits_until_another_server_is_chosen(pods: Pods) ->
     for pod in pods.pods:
         pod.start(pods.pods, chosen=f"127.0.0.1:{keeper.port}")
     await until(lambda: pods.have_all("first"), limit=LIMIT_SECONDS)
+
+
+async def test_primary_without_replicas_writes_again_with_one(pods: Pods) -> None:
+    """The runbook of NOREPLICAS, with the volumes of both replicas lost."""
+    await written(pods, "first")
+    primary = await pods.find_primary()
+    replicas = [pod for pod in pods.pods if pod is not primary]
+    for pod in replicas:
+        pod.kill("log")
+        pod.lose_data()
+
+    async def is_refused() -> bool:
+        connection = MultiplexedConnection(f"redis://admin:{ADMIN}@127.0.0.1:{primary.port}/0")
+        try:
+            await connection.call("SET", "tried", "refused")
+        except DeckhandsError as error:
+            return "NOREPLICAS" in str(error) or "replica" in str(error)
+        else:
+            return False
+        finally:
+            await connection.aclose()
+
+    await until(is_refused, limit=LIMIT_SECONDS)
+    replicas[0].start(pods.pods, "log")
+    await until(lambda: pods.set("second"), limit=LIMIT_SECONDS)
+    await until(lambda: pods.get_is(replicas[0], "second"), limit=LIMIT_SECONDS)
 
 
 async def test_member_is_ready_once_it_has_all_data(pods: Pods) -> None:

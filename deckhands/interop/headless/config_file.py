@@ -236,7 +236,7 @@ def _is_taken(config: Config, section: str, name: str, value: Any, known: Iterab
     hint = f" Did you mean [{places[0]}] {name}?" if places else _nearest(name, known)
     raise UsageError(
         f"{config.file}: [{section}] {name} is not known.{hint}",
-        remedy="Correct the key, or remove it. docs/migrating-from-openhands.md lists the keys.",
+        remedy="Correct the key, or remove it. docs/parity.md lists the keys.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -19,6 +20,7 @@ from deckhands.client.forking import build_fork
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.output import UNCONFINED, render_summary
 from deckhands.client.reading.summary import Summary, summarize
+from tests.source_code import ROOT
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
 
 
@@ -57,6 +59,20 @@ def test_a_finished_conversation_in_numbers():
         "not_before": None,
         "expires": None,
     }
+
+
+def test_every_documented_figure_is_in_the_summary():
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (`[^|]+) \| ([^|]+) \|$", page.partition("## The summary")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    found = summarize(finished_log()).as_json()
+    documented = {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    assert documented == found.keys()
+    (text,) = [text for names, text in rows if names == "`metrics`"]
+    figures = set(re.findall(r"`(\w+)`", text)) - found.keys()
+    assert len(figures) == 8
+    assert figures <= found["metrics"].keys()
 
 
 def test_that_there_is_no_sandbox_is_said():

@@ -33,7 +33,7 @@ from deckhands.interop.headless.worker_files import CONDENSERS, WorkerFiles, ren
 from tests.openhands_template import TEMPLATE, uncomment
 from tests.source_code import ROOT
 
-PAGE = (ROOT / "docs" / "migrating-from-openhands.md").read_text()
+PAGE = (ROOT / "docs" / "parity.md").read_text()
 
 
 def read(tmp_path, text: str, **env: str):
