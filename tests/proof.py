@@ -9,7 +9,7 @@ A test hands in what it measured with the fixture `proof`:
     proof.record("kills of workers", trials=500, failures=0, unit="kills", seed=7, figures={"takeover, p99": "2.1 s"})
 
 Holds: no figure is on the page that a command of its section did not measure; a section that was not run keeps its
-earlier results with their date. A suite that failed is shown as failed. Where each run draws its trials anew, the page adds the
+earlier results with their date. A suite that failed is shown as failed. Where each run draws other trials, the page adds the
 trials of all runs up, those with failures too.
 """
 
