@@ -329,9 +329,7 @@ async def test_unreadable_result_ends_the_call_at_once() -> None:
         (FileNotFoundError("no such order"), False),
     ],
 )
-async def test_task_whose_result_was_not_stored_is_unknown(
-    recorded: Exception, is_unsure: bool
-) -> None:
+async def test_task_whose_result_was_not_stored_is_unknown(recorded: Exception, is_unsure: bool) -> None:
     """Celery's worker records its own connection errors as the failure of a task that ran."""
     context = ToolContext("c", 2)
     shop.backend.mark_as_failure(f"deckhands-{context.idempotency_key}", recorded)
