@@ -21,12 +21,13 @@ from broker.coordination.terminals import TerminalLink, Terminals
 from broker.runtime.errors import StoreMisconfigured, StoreRefused
 from broker.store.store import open_store
 from deckhands.server.auth.api_keys import ApiKeys, Scope
+from deckhands.server.terminals import TerminalRecord
 from tests.browser_pages import CHROMIUM, TOO_WIDE
 from tests.browser_pages import opened as opened_page
 from tests.forked_programs import ForkedProgram
 from tests.polling import unhurried, until
 from tests.served_stores import close_workspaces, environment_with, worker
-from tests.server_parts import Served, served, served_with_model
+from tests.server_parts import Served, add_principal, served, served_with_model
 from tests.turns import bash, finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -300,6 +301,8 @@ async def test_input_ends_where_the_record_is_full(server: Served) -> None:
                 assert await screen.ends() == "terminal_closed"
             assert "262,144 bytes of input are recorded" in screen.texts[-1]["content"]["detail"]
         assert (await until_ended(server, cid, number)).startswith("terminal_closed; ")
+    # Output is not recorded with each line, but every two seconds.
+    assert len(await recorded(server, "terminal.output", cid)) < 300
     ends = await recorded(server, "terminal.end", cid)
     # Each line is an entry of the record, and counts 256 bytes more.
     assert [int(end.split()[1].replace(",", "")) for end in ends] == [16 + 1_018, 16 + 208 * 1_001]
@@ -408,6 +411,28 @@ async def test_keys_that_run_a_line_are_recorded_before_they_are_sent(tmp_path: 
                 await screen.type(key)
                 assert (await link.receive()).content == key.encode()
                 assert (await recorded(server, "terminal.input", cid))[-1] == repr(key)[1:-1]
+
+
+async def test_input_that_the_store_refused_is_recorded_later(tmp_path: Path) -> None:
+    async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:
+        key = server.client.store.all_shards[0].operations
+        admin = await open_store(server.log.admin)
+        try:
+            record = TerminalRecord(server.gateway, await add_principal(server.client.store), "conversation")
+            await admin.call("SET", key, "of another type")
+            await record.add_input(b"rm a.txt")
+            record.add_output(b"gone")
+            with pytest.raises(StoreRefused):
+                await record.write()
+            await admin.call("DEL", key)
+            record.add_output(b"!")
+            await record.write()
+            found = [(one.action, one.reason) for one in await server.gateway.operations.latest()]
+            assert found == [("terminal.output", "gone!"), ("terminal.input", "rm a.txt")]
+            await record.write()
+            assert len(await server.gateway.operations.latest()) == 2
+        finally:
+            await admin.aclose()
 
 
 async def test_request_starts_one_shell_however_often_it_is_delivered(server: Served, cid: str) -> None:
