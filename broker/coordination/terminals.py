@@ -98,7 +98,7 @@ class TerminalMessage:
 
 
 class TerminalLink:
-    """One side of a terminal. It reads in a task of its own, until it is closed.
+    """One side of a terminal. It reads in a separate task, until it is closed.
 
     Args:
         sends, receives: the streams that this side writes and reads.

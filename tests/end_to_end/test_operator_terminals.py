@@ -401,7 +401,7 @@ async def test_hostile_exit_code_and_reader_that_leaves_early(tmp_path: Path) ->
             assert (await link.receive()).kind == "close"
 
 
-async def test_keys_that_run_a_line_are_recorded_before_they_are_sent(tmp_path: Path) -> None:
+async def test_keys_that_run_a_line_are_recorded_first(tmp_path: Path) -> None:
     async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:
         cid = await server.client.submit("Write a file.", tenant="acme")
         async with answered(server, cid) as accept, opened(server, cid, await server.token("acme", SCOPES)) as screen:
@@ -469,7 +469,7 @@ async def test_closed_workspace_ends_its_terminal(server: Served) -> None:
         assert "processes have ended" in screen.texts[-1]["content"]["detail"]
 
 
-async def test_dead_or_stopped_worker_ends_the_terminal_and_another_opens_one(tmp_path: Path) -> None:
+async def test_dead_or_stopped_worker_ends_its_terminal(tmp_path: Path) -> None:
     variables = {"DECKHANDS_SANDBOX": "bwrap", "DECKHANDS_HEARTBEAT_TTL_SECONDS": "3"}
     model = script(tmp_path / "default.json", *TURNS)
     async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:

@@ -18,6 +18,7 @@ from broker.coordination.terminals import (
     TerminalLink,
     Terminals,
 )
+from broker.coordination.transfers import seal
 from broker.runtime.errors import CorruptEntry
 from broker.store.store import Store
 from tests.polling import unhurried, until
@@ -89,7 +90,7 @@ async def test_full_windows_on_both_sides_pass(valkey_store: Store) -> None:
         await asyncio.gather(exchange(server, "keys", keys, output), exchange(worker, "output", output, keys))
 
 
-async def test_side_that_opens_or_reads_slowly_is_not_taken_for_gone(valkey_store: Store) -> None:
+async def test_side_that_opens_or_reads_slowly_is_not_gone(valkey_store: Store) -> None:
     async with linked(valkey_store, pause_seconds=SILENCE_SECONDS + 1.5) as (server, worker):
         await worker.send("output", b"on")
         await pause(SILENCE_SECONDS + 1.5)  # neither side takes a message: the server's reader is slow, say
@@ -109,19 +110,29 @@ async def test_worker_that_never_opens_is_named(valkey_store: Store) -> None:
     assert asyncio.get_running_loop().time() - started >= REQUEST_SECONDS - 0.1
 
 
-async def test_hostile_side_that_waits_for_no_room_ends_the_link(
-    valkey_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with linked(valkey_store) as (server, worker):
-        monkeypatch.setattr("broker.coordination.terminals.MOST_UNREAD", 10**6)
-        for _ in range(2 * MOST_UNREAD + 2):
-            await worker.send("output", b"x")
-        monkeypatch.undo()
+async def test_hostile_side_that_waits_for_no_room_ends_the_link(valkey_store: Store) -> None:
+    terminals = Terminals(valkey_store)
+    names = await valkey_store.locate(CID)
+    await valkey_store.call("HSET", names.meta, "node", "n1")
+    asking = asyncio.create_task(terminals.request(CID, columns=80, rows=24))
+    token = await find_token(valkey_store)
+    accepted = await terminals.accept(CID, token)
+    assert accepted is not None
+    asked, worker = accepted
+    await worker.send("opened")
+    server = await asking
+    try:
+        for number in range(2, 2 * MOST_UNREAD + 4):
+            sealed = seal(bytes.fromhex(asked.public), b"ox", f"{CID} {token} output {number}")
+            await valkey_store.call("XADD", names.terminal_output(token), f"{number}-0", "m", sealed, "r", 0)
         await until(lambda: server.is_over, limit=LIMIT_SECONDS, what="the end of the link")
-        for _ in range(2 * MOST_UNREAD + 2):
+        for _ in range(2 * MOST_UNREAD + 1):
             await server.receive()
         with pytest.raises(CorruptEntry, match="more messages than allowed"):
-            await server.receive()
+            await asyncio.gather(*(server.receive() for _ in range(4)))
+    finally:
+        await server.aclose()
+        await worker.aclose()
 
 
 async def test_close_is_noticed_before_earlier_messages_are_taken(valkey_store: Store) -> None:
