@@ -6,17 +6,19 @@ and both exchange numbered messages, each in a stream that it alone writes.
 Holds: a request starts at most one shell, because the worker's first message has a fixed id. It is not started after
 `REQUEST_SECONDS`. Messages are encrypted for the other side, bound to their conversation, terminal, direction and
 number, so that none can be read, repeated, exchanged or left out in the store. A side that has `MOST_UNREAD` unread
-messages waits. A side that hears nothing for `SILENCE_SECONDS` gives up, and the streams expire.
-Does not: prove which worker answers. Who may forge it: tool workers may neither write requests nor input (see
-`deploy/store.acl`), so a worker that was taken over opens no terminal elsewhere and types in none. It can answer in
-place of the right worker, and then gets what the operator types.
-Keys: `deck:{k}:c:<id>:terminal:<token>`, `…:terminal_input:<token>`, `…:terminal_output:<token>`.
+messages waits; signs of life, which carry acknowledgements, do not. A link reads them also while its owner is busy. A
+side that hears nothing for `SILENCE_SECONDS` gives up, and the streams expire.
+Does not: prove which worker answers. Who may forge it: only the server and the operator may write requests and input
+(see `deploy/store.acl`), so a worker that was taken over opens no terminal elsewhere and types in none. It can answer
+in place of the right worker, and then gets what the operator types.
+Keys: `deck:{k}:terminal:<id>:<token>`, `deck:{k}:terminal_input:…`, `deck:{k}:terminal_output:…`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -37,9 +39,11 @@ MOST_UNREAD = 64
 MOST_BYTES = 16 * 2**10
 """The longest content of a message."""
 MOST_CELLS = 1_000
+_MOST_SENT = 1_000
+"""A side that has not read so many messages, signs of life among them, is gone."""
+_READ_AT_ONCE = 4
 _ACKNOWLEDGED_EVERY = 16
 _BLOCK_MS = 1_000
-_POLL_SECONDS = 0.02
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 Kind = Literal["alive", "keys", "size", "close", "opened", "output", "ended", "failed"]
@@ -94,7 +98,7 @@ class TerminalMessage:
 
 
 class TerminalLink:
-    """One side of a terminal.
+    """One side of a terminal. It reads in a separate task, until it is closed.
 
     Args:
         sends, receives: the streams that this side writes and reads.
@@ -113,10 +117,20 @@ class TerminalLink:
         self._peer: bytes | None = None
         self._sent = self._received = 0
         self._read_by_peer = self._acknowledged = 0
+        self._unread: deque[tuple[int, TerminalMessage]] = deque()
+        self._is_closing = False
         self._turn = asyncio.Lock()
-        loop = asyncio.get_running_loop()
-        self._last_sent = self._last_heard = loop.time()
+        self._moved = asyncio.Event()
+        self._last_sent = 0.0
+        self._last_heard: float | None = None
         self._reader = store.connection.another(reply_timeout_seconds=10 * _BLOCK_MS / 1000)
+        self._reading = asyncio.create_task(self._read(), name=f"terminal {about}")
+        self._reading.add_done_callback(lambda _: self._moved.set())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the other side has closed the terminal, or is gone."""
+        return self._is_closing or self._reading.done()
 
     def meet(self, public: bytes) -> None:
         """Encrypt what is sent for the side with this public key."""
@@ -126,56 +140,83 @@ class TerminalLink:
         """Send a message, once the other side has read enough of the earlier ones.
 
         Raises:
-            TerminalLost: the other side does not read.
+            TerminalLost: the other side is gone.
             StoreRefused: it was the first message, and another worker has sent it.
         """
-        async with self._turn:
-            while self._sent - self._read_by_peer >= MOST_UNREAD:
-                self.check_alive()
-                await asyncio.sleep(_POLL_SECONDS)
-            assert self._peer is not None
-            number = self._sent + 1
-            sealed = seal(self._peer, _LETTERS[kind] + content, self._describe(self._names[0], number))
-            fields: tuple[Argument, ...] = ("m", sealed, "r", self._received)
-            if number == 1:
-                fields += ("k", self._receiver.public)
-            trimmed = ("MINID", f"{self._read_by_peer + 1}-0")
-            add = ("XADD", self._sends, *trimmed, f"{number}-0", *fields)
-            await self._store.call_many([add, ("PEXPIRE", self._sends, int(TTL_SECONDS * 1000))])
-            self._sent = number
-            self._acknowledged = self._received
-            self._last_sent = asyncio.get_running_loop().time()
+        while self._sent - self._read_by_peer >= MOST_UNREAD:
+            await self._wait()
+        await self._write(kind, content)
 
-    async def receive(self) -> list[TerminalMessage]:
-        """Return the next messages; none after about a second without any. Sends signs of life meanwhile.
+    async def receive(self) -> TerminalMessage:
+        """Wait for the next message, and return it.
 
         Raises:
             TerminalLost: nothing was heard for too long.
             CorruptEntry: a message was changed, repeated or left out.
         """
-        command = ("XREAD", "COUNT", MOST_UNREAD, "BLOCK", _BLOCK_MS, "STREAMS", self._receives, f"{self._received}-0")
-        found = await self._reader.call(*command)
-        messages = [self._open(entry, flat) for entry, flat in (found[0][1] if found else ())]
-        loop = asyncio.get_running_loop()
-        if messages:
-            self._last_heard = loop.time()
-        self.check_alive()
-        is_due = loop.time() - self._last_sent >= ALIVE_SECONDS
-        is_due = is_due or self._received - self._acknowledged >= _ACKNOWLEDGED_EVERY
-        # A message that waits for room carries the acknowledgement later, and only reading here makes room for it.
-        has_room = not self._turn.locked() and self._sent - self._read_by_peer < MOST_UNREAD
-        if is_due and has_room and self._peer is not None:
-            await self.send("alive")
-        return [message for message in messages if message.kind != "alive"]
-
-    def check_alive(self) -> None:
-        """Check that the other side has sent something lately; raises TerminalLost."""
-        if asyncio.get_running_loop().time() - self._last_heard > SILENCE_SECONDS:
-            raise TerminalLost("The other side of the terminal is gone.", remedy="Open another terminal.")
+        while not self._unread:
+            await self._wait()
+        _, message = self._unread.popleft()
+        if self._count_read() - self._acknowledged >= _ACKNOWLEDGED_EVERY:
+            await self._write("alive")
+        return message
 
     async def aclose(self) -> None:
-        """Close the connection to the store. The streams expire."""
+        """Stop reading, and close the connection to the store. The streams expire. Idempotent."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
         await self._reader.aclose()
+
+    async def _wait(self) -> None:
+        """Wait until something was read; raises what has ended the reading."""
+        if self._reading.done():
+            self._reading.result()
+        self._moved.clear()
+        await self._moved.wait()
+
+    async def _write(self, kind: Kind, content: bytes = b"") -> None:
+        async with self._turn:
+            assert self._peer is not None
+            # The other side may read the message and answer before the store's reply is here.
+            self._sent = number = self._sent + 1
+            self._acknowledged = read = self._count_read()
+            sealed = seal(self._peer, _LETTERS[kind] + content, self._describe(self._names[0], number))
+            fields: tuple[Argument, ...] = ("m", sealed, "r", read)
+            if number == 1:
+                fields += ("k", self._receiver.public)
+            trimmed = ("MINID", f"{self._read_by_peer + 1}-0")
+            add = ("XADD", self._sends, *trimmed, f"{number}-0", *fields)
+            await self._store.call_many([add, ("PEXPIRE", self._sends, int(TTL_SECONDS * 1000))])
+            self._last_sent = asyncio.get_running_loop().time()
+            if self._last_heard is None:
+                self._last_heard = self._last_sent
+
+    def _count_read(self) -> int:
+        """Return the number of the last message that the owner has taken."""
+        return self._unread[0][0] - 1 if self._unread else self._received
+
+    async def _read(self) -> None:
+        """Read messages, and send signs of life once both sides have met, until the other side is gone."""
+        loop = asyncio.get_running_loop()
+        command = ("XREAD", "COUNT", _READ_AT_ONCE, "BLOCK", _BLOCK_MS, "STREAMS", self._receives)
+        while True:
+            found = await self._reader.call(*command, f"{self._received}-0")
+            for entry, flat in found[0][1] if found else ():
+                message = self._open(entry, flat)
+                self._last_heard = loop.time()
+                self._is_closing = self._is_closing or message.kind == "close"
+                if message.kind != "alive":
+                    self._unread.append((self._received, message))
+            self._moved.set()
+            if len(self._unread) > 2 * MOST_UNREAD:
+                raise CorruptEntry("The terminal got more messages than allowed.", remedy="Open another terminal.")
+            if self._last_heard is None:
+                continue
+            is_full = self._sent - self._read_by_peer > _MOST_SENT
+            if is_full or loop.time() - self._last_heard > SILENCE_SECONDS:
+                raise TerminalLost("The other side of the terminal is gone.", remedy="Open another terminal.")
+            if loop.time() - self._last_sent >= ALIVE_SECONDS:
+                await self._write("alive")
 
     def _open(self, entry: bytes, flat: Sequence[bytes]) -> TerminalMessage:
         number = self._received + 1
@@ -224,21 +265,20 @@ class Terminals:
         link = self._link(names, token, receiver, is_server=True)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                while not (first := await link.receive()):
-                    pass
-        except (TimeoutError, TerminalLost) as error:
+                first = await link.receive()
+        except TimeoutError as error:
             await link.aclose()
             await self._store.call("DEL", key)
             raise TerminalFailed(
-                f"The node {node.decode()}, which has the workspace, opened no terminal in time.",
-                remedy="Start a tool worker of this version there.",
+                f"The workspace did not start in time on the node {node.decode()}, or no tool worker runs there.",
+                remedy="Try again, and check with `deckhands doctor` that a tool worker of this version runs there.",
             ) from error
         except BaseException:
             await link.aclose()
             raise
-        if first[0].kind != "opened":
+        if first.kind != "opened":
             await link.aclose()
-            raise TerminalFailed(first[0].content.decode("utf-8", "replace"))
+            raise TerminalFailed(first.content.decode("utf-8", "replace"))
         return link
 
     async def accept(self, conversation_id: str, token: str) -> tuple[TerminalRequest, TerminalLink] | None:

@@ -463,12 +463,13 @@ local function publish(keys, args)
 end
 
 -- deck_quota_set: set limits of a key instead of the published ones, until they are removed; publishing keeps them.
--- ARGV key, the set limits as the caller knows them, new ones as 'name=number …' ('' removes them)
+-- ARGV key, the set limits as the caller knows them, new ones as 'name=number …' ('' removes them, also of a key that
+--   is no longer published)
 -- returns {'set'}  {'changed', the set limits}: they are others than the caller knows  {'unknown'}: there is no such key
 local function set_limits(keys, args)
   local name, known, wanted = args[1], args[2], args[3]
   store.is_there(keys[2], keys[1] .. ':set', 'hash')
-  if not store.get(keys[1] .. ':limits', name) then return {'unknown'} end
+  if wanted ~= '' and not store.get(keys[1] .. ':limits', name) then return {'unknown'} end
   local there = store.get(keys[1] .. ':set', name) or ''
   if there ~= known then return {'changed', there} end
   if wanted == '' then

@@ -270,20 +270,25 @@ async def set_limits(store: Store, pool: str, key: str, known: str, wanted: Mapp
         None, or the set limits if they are others than `known`; nothing is changed then.
 
     Raises:
-        UsageError: there is no such key, or a limit cannot be set.
+        UsageError: there is no such key, or a limit cannot be set. Those of a key that is gone can be removed.
     """
-    for name, amount in wanted.items():
-        if name not in SETTABLE or not 1 <= amount <= MAX_LIMIT:
-            raise UsageError(
-                f"The limit {name}={amount} cannot be set.",
-                remedy=f"Name one of {', '.join(SETTABLE)}, with an amount from 1 to {MAX_LIMIT:,}.",
-            )
+    check_limits(wanted)
     home = store.find_home(pool)
     keys = (home.quota(pool), home.root)
     reply = await store.call_function("deck_quota_set", keys, key, known, render_set_limits(wanted))
     if reply[0] == "unknown":
         raise UsageError(f"The quota has no key {key}.", remedy="Take one that `GET /quotas` lists.")
     return reply[1].decode() if reply[0] == "changed" else None
+
+
+def check_limits(limits: Mapping[str, int]) -> None:
+    """Check limits that shall be set; raises UsageError."""
+    for name, amount in limits.items():
+        if name not in SETTABLE or not 1 <= amount <= MAX_LIMIT:
+            raise UsageError(
+                f"The limit {name}={amount} cannot be set.",
+                remedy=f"Name one of {', '.join(SETTABLE)}, with an amount from 1 to {MAX_LIMIT:,}.",
+            )
 
 
 def render_set_limits(limits: Mapping[str, int]) -> str:

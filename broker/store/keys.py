@@ -72,6 +72,9 @@
     deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
     deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
     deck:{k}:act:interactive:<r>   stream   trimmed        the same, of interactive conversations
+    deck:{k}:terminal:<id>:<t>     hash     20 seconds     the request for an operator's terminal, see terminals
+    deck:{k}:terminal_input:<id>:<t> stream two minutes    its input, encrypted for the tool worker
+    deck:{k}:terminal_output:<id>:<t> stream two minutes   its output, encrypted for the server
     deck:{k}:quota:<pool>:…        several  forever        quotas and the queues for them, see governor.lua
     deck:{k}:budget:<account>      hash     forever        spent, reserved; of a conversation with the log
     deck:{k}:budget:<account>:…    several  as the account the accounts below it, and waiting calls; see ledger.lua
@@ -96,9 +99,6 @@
     deck:{k}:c:<id>:parcel:<name>  hash     with the log   a file for the initial workspace
     deck:{k}:c:<id>:parcel:<t>     hash     ten minutes    files in transfer; see transfers
     deck:{k}:c:<id>:transfer:<t>   hash     ten minutes    the request to transfer files, and its outcome
-    deck:{k}:c:<id>:terminal:<t>   hash     20 seconds     the request for an operator's terminal, see terminals
-    deck:{k}:c:<id>:terminal_input:<t> stream two minutes  its input, encrypted for the tool worker
-    deck:{k}:c:<id>:terminal_output:<t> stream two minutes its output, encrypted for the server
     deck:{k}:c:<id>:secrets        hash     with the log   secrets by name, encrypted, see secrets
     deck:{k}:c:<id>:masked         set      with the log   all their current and former values, encrypted
     deck:{k}:c:<id>:secrets_of     string   with the log   for a delegate: the conversation whose secrets it shares
@@ -478,16 +478,16 @@ class ConversationKeys:
         return f"{self.root}:transfer:{token}"
 
     def terminal(self, token: str) -> str:
-        """A request for an operator's terminal."""
-        return f"{self.root}:terminal:{token}"
+        """A request for an operator's terminal. Not below `root`: ingress and jobs may write all keys there."""
+        return f"{self.shard.root}:terminal:{self.conversation_id}:{token}"
 
     def terminal_input(self, token: str) -> str:
         """The input of a terminal."""
-        return f"{self.root}:terminal_input:{token}"
+        return f"{self.shard.root}:terminal_input:{self.conversation_id}:{token}"
 
     def terminal_output(self, token: str) -> str:
         """The output of a terminal."""
-        return f"{self.root}:terminal_output:{token}"
+        return f"{self.shard.root}:terminal_output:{self.conversation_id}:{token}"
 
 
 @lru_cache(maxsize=CACHED_CONVERSATIONS)

@@ -18,6 +18,7 @@ from broker.limits import (
     BudgetAccount,
     Ledger,
     QuotaPool,
+    check_limits,
     make_experiment_account,
     make_tenant_account,
     parse_account,
@@ -156,6 +157,7 @@ class QuotaKey(BaseModel):
     limits: list[QuotaLimit]
     binds: str = Field(examples=["calls at once"])
     set: str = Field(examples=["requests=300"], description="the limits that an administrator has set")
+    is_published: bool = Field(examples=[True], description="whether the controllers' file still has the key")
 
 
 class ShownQuota(BaseModel):
@@ -434,7 +436,7 @@ async def set_quota(
 ) -> ShownQuota:
     """Set limits of a key of a quota, which hold until they are removed, also when controllers start again.
 
-    Only limits that the controllers' file has can be changed.
+    Only limits that the controllers' file has can be changed. Those of a key that it has no longer can be removed.
     """
     found = await _find_quota(gateway, models)
     precondition.check(_quota_tag(found))
@@ -444,11 +446,14 @@ async def set_quota(
     known = {limit.field for limit in key.limits if limit.field}
     if missing := [name for name in new.limits if name not in known]:
         text = f"The controllers' file has no limit {missing[0]} for this key."
-        raise Problem(422, "no_such_limit", text, remedy=f"Set one of: {', '.join(sorted(known))}.")
-    wanted = render_set_limits(new.limits)
-    await gateway.record(principal, "quota.set", f"{models} {new.key}", f"{wanted or 'as in the file'}: {new.reason}")
+        remedy = f"Set one of: {', '.join(sorted(known))}." if known else "Remove the set limits: name none."
+        raise Problem(422, "no_such_limit", text, remedy=remedy)
+    check_limits(new.limits)
+    wanted, target = render_set_limits(new.limits), f"{models} {new.key}"
+    await gateway.record(principal, "quota.set", target, f"{wanted or 'as in the file'}: {new.reason}")
     pool = QuotaPool(model=models, quotas=()).name
     if await set_limits(gateway.store, pool, new.key, key.set, new.limits) is not None:
+        await gateway.record(principal, "quota.unchanged", target, "another administrator has changed them meanwhile")
         raise Problem(412, "precondition_failed", "The limits were changed meanwhile.", remedy="Read them again.")
     return await _find_quota(gateway, models)
 

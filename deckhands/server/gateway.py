@@ -59,6 +59,7 @@ class ServerOptions:
         mcp_servers: the MCP servers of the operator, of which some need a login.
         openhands: whether the server also offers the API of OpenHands' agent server.
         terminals: whether operators may open terminals in workspaces.
+        terminal_idle_seconds: how long a terminal stays open without a key.
         needs_match: whether changes need `If-Match`, so that no client overwrites changes it has not seen.
     """
 
@@ -79,6 +80,7 @@ class ServerOptions:
     needs_match: bool = False
     openhands: bool = False
     terminals: bool = False
+    terminal_idle_seconds: float = 1_800.0
     mcp_servers: tuple[McpServerSpec, ...] = ()
 
     @property

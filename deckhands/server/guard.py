@@ -166,10 +166,12 @@ class Guard:
             found = [name for name in scope.get("subprotocols", ()) if name.startswith(SUBPROTOCOL)]
             token = found[0].removeprefix(SUBPROTOCOL) if found else ""
         query = _query_in(scope)
-        if not token and "ticket" in query and STREAM.fullmatch(scope["path"]):
-            key_id = await gateway.tickets.take(query["ticket"][0])
+        if not token and "ticket" in query and (stream := STREAM.fullmatch(scope["path"])):
+            for_terminal = stream[1] == "terminal"
+            key_id = await gateway.tickets.take(query["ticket"][0], for_terminal=for_terminal)
             if not key_id:
-                raise AccessDenied("unauthorized", "The ticket is not valid.", remedy="Request a new one.")
+                what = "a terminal" if for_terminal else "a stream"
+                raise AccessDenied("unauthorized", f"The ticket is not valid for {what}.", remedy="Request a new one.")
             key = await gateway.keys.check_id(key_id)
             await gateway.keys.count(key)
             return Principal(key)

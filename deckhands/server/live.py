@@ -24,7 +24,7 @@ from deckhands.server.conversations import ReadableId, result_of, settled_result
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.guard import SUBPROTOCOL
-from deckhands.server.models import ConversationResult, Ticket
+from deckhands.server.models import ConversationResult, NewTicket, Ticket
 from deckhands.server.problems import to_problem
 from deckhands.server.streams import EventStream, Item, SlowReader, reserve_stream
 
@@ -309,7 +309,11 @@ def _subprotocol(socket: WebSocket) -> str | None:
 
 
 @routes.post("/tickets", status_code=201, summary="Get a ticket for one stream")
-async def ticket(gateway: GatewayOf, principal: Reader) -> Ticket:
-    """Issue a ticket that opens one stream, for pages in browsers: they cannot send the key in a header."""
-    issued = await gateway.tickets.issue(principal.key.id)
+async def ticket(gateway: GatewayOf, principal: Reader, asked: NewTicket | None = None) -> Ticket:
+    """Issue a ticket that opens one stream, for pages in browsers: they cannot send the key in a header.
+
+    A terminal needs one with the purpose `terminal`, which opens nothing else.
+    """
+    for_terminal = asked is not None and asked.purpose == "terminal"
+    issued = await gateway.tickets.issue(principal.key.id, for_terminal=for_terminal)
     return Ticket(ticket=issued, expires_in_seconds=TICKET_SECONDS)

@@ -9,7 +9,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
@@ -312,6 +312,14 @@ class Done(BaseModel):
 
     conversation_id: str = Field(examples=[ID])
     version: int = Field(examples=[13])
+
+
+class NewTicket(JsonBody):
+    """What a ticket is for: a stream, or a terminal."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    purpose: Literal["stream", "terminal"] = Field(default="stream", examples=["terminal"])
 
 
 class Ticket(BaseModel):

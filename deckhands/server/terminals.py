@@ -4,7 +4,8 @@ Holds: only a server that was started with `--terminals` opens any, for keys wit
 `operate`. The record of operations has who opened one, when, why and how it ended, all input, and the end of each piece
 of output; input that would not fit is refused. A terminal ends within `CHECK_SECONDS` when its key is revoked, when the
 socket closes, when no key was pressed for half an hour, and when the tool worker is gone.
-Does not: hide secrets in what the terminal shows; the sandbox of a workspace has none of the conversation's.
+Does not: hide secrets in what the terminal shows, or in what is recorded. The shell gets none of the conversation's
+secrets, but runs as the same user as the agent's commands, and can read those of a running command in `/proc`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 from collections.abc import Awaitable
 from typing import Annotated, Any
 
@@ -35,16 +37,24 @@ routes = APIRouter(prefix="/conversations/{conversation_id}/terminal", tags=["te
 SCOPES = (Scope.READ, Scope.WRITE, Scope.OPERATE)
 CHECK_SECONDS = 2.0
 """How often the key of an open terminal is checked."""
-IDLE_SECONDS = 1800.0
 RECORD_SECONDS = 2.0
 """Input and output are recorded at the latest after this time."""
 RECORDED_INPUT_BYTES = 256 * 2**10
 """How much input of a terminal is recorded; the terminal ends before more is sent."""
+ENTRY_BYTES = 256
+"""How much each entry of input counts beside its content, for its author, target and time."""
 RECORDED_OUTPUT_CHARS = 2_000
 """Of the output of each `RECORD_SECONDS`, the record has so many last characters."""
 WRITE_SECONDS = 10.0
 TEXT_CHARS = 4_096
 MOST_CELLS = 1_000
+_RECORDED_AT_ONCE = re.compile(rb"[\r\n\x0f]")
+"""Keys with which readline runs a line: Enter, Ctrl-J and Ctrl-O."""
+_REPORTS = re.compile(
+    rb"(\x1b\[(\?|>|=)?[\d;]*(R|c|n|t|\$y)|\x1b\[[IO]|\x1bP[^\x1b]*\x1b\\|\x1b\][^\x07\x1b]*(\x07|\x1b\\))+"
+)
+"""Answers that xterm gives by itself: positions, attributes, states, focus, colours."""
+_EXIT_CODE = re.compile(rb"-?\d{1,4}")
 _Cells = Annotated[int, Query(ge=1, le=MOST_CELLS)]
 
 
@@ -102,11 +112,19 @@ async def terminal(
             raise Problem(403, "terminals_off", why, remedy="Ask the operator of the server.")
         reserve_stream(gateway, principal)
         await gateway.record(principal, "terminal", conversation_id, asked.reason)
-        link = await Terminals(gateway.store).request(conversation_id, columns=asked.columns, rows=asked.rows)
     except DeckhandsError as error:
         await _close(socket, error)
         return
-    session = _TerminalSession(socket, gateway, principal, conversation_id, link)
+    record = TerminalRecord(gateway, principal, conversation_id)
+    try:
+        link = await Terminals(gateway.store).request(conversation_id, columns=asked.columns, rows=asked.rows)
+    except BaseException as error:
+        await record.end(f"not opened, {error.code if isinstance(error, DeckhandsError) else 'server_stopping'}")
+        if not isinstance(error, DeckhandsError):
+            raise
+        await _close(socket, error)
+        return
+    session = _TerminalSession(socket, gateway, principal, link, record)
     try:
         await session.run()
     finally:
@@ -135,19 +153,18 @@ class _TerminalSession:
     """One open terminal: it relays, records and checks until one side ends."""
 
     def __init__(
-        self, socket: WebSocket, gateway: Gateway, principal: Principal, conversation_id: str, link: TerminalLink
+        self, socket: WebSocket, gateway: Gateway, principal: Principal, link: TerminalLink, record: TerminalRecord
     ) -> None:
         self._socket = socket
         self._gateway = gateway
         self._principal = principal
         self._link = link
-        self._record = TerminalRecord(gateway, principal, conversation_id)
+        self._record = record
         self._exit_code: int | None = None
         self._last_key = asyncio.get_running_loop().time()
 
     async def run(self) -> None:
         """Relay until the terminal ends, tell the reader why, and record it."""
-        await self._socket.send_text(json.dumps({"type": "opened"}))
         ending: DeckhandsError | None = None
         tasks = [asyncio.create_task(part) for part in (self._pass_keys(), self._pass_output(), self._watch())]
         try:
@@ -179,8 +196,9 @@ class _TerminalSession:
             message = await self._socket.receive()
             if message["type"] != "websocket.receive":
                 return
-            self._last_key = asyncio.get_running_loop().time()
             if (keys := message.get("bytes")) is not None:
+                if not _REPORTS.fullmatch(keys):
+                    self._last_key = asyncio.get_running_loop().time()
                 await self._record.add_input(keys)
                 for start in range(0, len(keys), MOST_BYTES):
                     await self._link.send("keys", keys[start : start + MOST_BYTES])
@@ -188,16 +206,17 @@ class _TerminalSession:
                 await self._link.send("size", b"%d %d" % size)
 
     async def _pass_output(self) -> None:
+        await self._write(self._socket.send_text(json.dumps({"type": "opened"})))
         while True:
-            for message in await self._link.receive():
-                if message.kind == "output":
-                    self._record.add_output(message.content)
-                    await self._write(self._socket.send_bytes(message.content))
-                elif message.kind == "ended":
-                    self._exit_code = int(message.content) if message.content.lstrip(b"-").isdigit() else -1
-                    return
-                elif message.kind == "failed":
-                    raise TerminalLost(message.content.decode("utf-8", "replace"), remedy="Open another terminal.")
+            message = await self._link.receive()
+            if message.kind == "output":
+                self._record.add_output(message.content)
+                await self._write(self._socket.send_bytes(message.content))
+            elif message.kind == "ended":
+                self._exit_code = int(message.content) if _EXIT_CODE.fullmatch(message.content) else -1
+                return
+            elif message.kind == "failed":
+                raise TerminalLost(message.content.decode("utf-8", "replace"), remedy="Open another terminal.")
 
     async def _write(self, writing: Awaitable[Any]) -> None:
         if not await finishes_in_time(writing, WRITE_SECONDS):
@@ -211,20 +230,20 @@ class _TerminalSession:
                     await self._gateway.is_stopping.wait()
             if self._gateway.is_stopping.is_set():
                 raise TerminalClosed("The server is stopping.", remedy="Open another terminal.")
-            if asyncio.get_running_loop().time() - self._last_key > IDLE_SECONDS:
-                raise TerminalClosed(f"No key was pressed for {IDLE_SECONDS / 60:g} minutes.", remedy="Open another.")
-            try:
+            idle_seconds = self._gateway.options.terminal_idle_seconds
+            if asyncio.get_running_loop().time() - self._last_key > idle_seconds:
+                raise TerminalClosed(f"No key was pressed for {idle_seconds / 60:g} minutes.", remedy="Open another.")
+            # What fails is tried again next time; meanwhile the store passes nothing on.
+            with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
                 await self._gateway.recheck(self._principal)
-            except (StoreUnavailable, OutcomeUnknown):
-                continue  # checked again next time; meanwhile the store passes nothing on
-            await self._record.write()
+                await self._record.write()
 
 
 class TerminalRecord:
     """What the record of operations gets of one terminal.
 
-    Holds: input is recorded whole, and at the latest `RECORD_SECONDS` after it was sent. In an encrypted conversation,
-    it is encrypted with the key of the conversation.
+    Holds: input is recorded whole, before it is sent if it has a key that runs a line, and otherwise at the latest
+    `RECORD_SECONDS` after it. In an encrypted conversation, it is encrypted with the key of the conversation.
     """
 
     def __init__(self, gateway: Gateway, principal: Principal, conversation_id: str) -> None:
@@ -233,7 +252,7 @@ class TerminalRecord:
         self._conversation_id = conversation_id
         self._input = bytearray()
         self._output = bytearray()
-        self._input_bytes = self._output_bytes = self._omitted_bytes = 0
+        self._input_bytes = self._output_bytes = self._omitted_bytes = self._entries = 0
         self._turn = asyncio.Lock()
 
     async def add_input(self, keys: bytes) -> None:
@@ -242,14 +261,15 @@ class TerminalRecord:
         Raises:
             TerminalClosed: no more input of this terminal can be recorded.
         """
-        self._input_bytes += len(keys)
-        if self._input_bytes > RECORDED_INPUT_BYTES:
+        if self._input_bytes + len(keys) + ENTRY_BYTES * (self._entries + 1) > RECORDED_INPUT_BYTES:
             raise TerminalClosed(
                 f"Of one terminal, {RECORDED_INPUT_BYTES:,} bytes of input are recorded.", remedy="Open another one."
             )
+        self._input_bytes += len(keys)
         self._input += keys
-        if b"\r" in keys or b"\n" in keys or len(self._input) > TEXT_CHARS:
-            await self.write()
+        if _RECORDED_AT_ONCE.search(keys) or len(self._input) > TEXT_CHARS:
+            async with self._turn:
+                await self._write_input()
 
     def add_output(self, output: bytes) -> None:
         """Note output."""
@@ -261,15 +281,23 @@ class TerminalRecord:
             self._omitted_bytes += extra
 
     async def write(self) -> None:
-        """Record what was noted since."""
+        """Record what was noted since. Idempotent: what the store refuses is kept for the next time."""
         async with self._turn:
-            typed, self._input = bytes(self._input), bytearray()
-            shown, self._output = bytes(self._output), bytearray()
-            omitted, self._omitted_bytes = self._omitted_bytes, 0
-            if typed:
-                await self._add("terminal.input", escape(typed))
+            await self._write_input()
+            shown, omitted, until = bytes(self._output), self._omitted_bytes, self._output_bytes
             if shown:
                 await self._add("terminal.output", (f"[{omitted:,} bytes before] " if omitted else "") + escape(shown))
+                # What came meanwhile stays, and has pushed out some of what is recorded now.
+                left = min(self._output_bytes - until, len(self._output))
+                self._omitted_bytes = self._output_bytes - until - left
+                del self._output[: len(self._output) - left]
+
+    async def _write_input(self) -> None:
+        typed = bytes(self._input)
+        if typed:
+            await self._add("terminal.input", escape(typed))
+            del self._input[: len(typed)]
+            self._entries += 1
 
     async def end(self, how: str) -> None:
         """Record the rest, and how the terminal ended. If the store refuses, it is lost."""

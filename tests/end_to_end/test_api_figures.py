@@ -214,6 +214,31 @@ async def test_administrator_sets_limits_of_a_quota(server: Served) -> None:
         done = [(one["action"], one["target"], one["reason"]) for one in (await client.get("/operations")).json()]
     assert ("quota.set", "openai/* own", "concurrency=3: the provider is slow") in done
     assert ("quota.set", "openai/* own", "as in the file: the provider is slow") in done
+    assert not [reason for _, _, reason in done if "concurrency=0" in reason or "output=5" in reason]
     async with server.as_(await server.token("acme")) as client:
         assert (await client.put(path, json=change)).status_code == 403
+    await worker.leave()
+
+
+async def test_set_limits_of_a_removed_key_are_listed_and_removed(server: Served) -> None:
+    store = server.client.store
+    pool = TABLE.pools[0]
+    worker = Membership(store, "controller-1", "controller", about={"quotas": pool.model})
+    await worker.register()
+    await Governor(store, TABLE).publish()
+    path, change = "/quotas/openai%2F%2A", {"key": "own", "limits": {"concurrency": 3}, "reason": "a test"}
+    async with server.as_(await server.token("*")) as client:
+        assert (await client.put(path, json=change)).status_code == 200
+        other = pool.model_copy(update={"quotas": (pool.quotas[0].model_copy(update={"key_env": "OTHER_KEY"}),)})
+        await Governor(store, TABLE.model_copy(update={"pools": (other,)})).publish()
+        keys = {one["name"]: one for one in (await client.get(path)).json()["keys"]}
+        assert {name: (one["is_published"], one["set"]) for name, one in keys.items()} == {
+            "OTHER_KEY": (True, ""),
+            "own": (False, "concurrency=3"),
+        }
+        refused = await client.put(path, json=change)
+        assert (refused.status_code, refused.json()["code"]) == (422, "no_such_limit")
+        removed = await client.put(path, json=change | {"limits": {}})
+        assert [one["name"] for one in removed.json()["keys"]] == ["OTHER_KEY"]
+        assert await store.connection.call("HGETALL", f"{store.find_home(pool.name).quota(pool.name)}:set") == []
     await worker.leave()

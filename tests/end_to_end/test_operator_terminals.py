@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,16 +17,17 @@ import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from broker.coordination.terminals import Terminals
+from broker.coordination.terminals import TerminalLink, Terminals
 from broker.runtime.errors import StoreMisconfigured, StoreRefused
 from broker.store.store import open_store
 from deckhands.server.auth.api_keys import ApiKeys, Scope
+from deckhands.server.terminals import TerminalRecord
 from tests.browser_pages import CHROMIUM, TOO_WIDE
 from tests.browser_pages import opened as opened_page
 from tests.forked_programs import ForkedProgram
 from tests.polling import unhurried, until
 from tests.served_stores import close_workspaces, environment_with, worker
-from tests.server_parts import Served, served, served_with_model
+from tests.server_parts import Served, add_principal, served, served_with_model
 from tests.turns import bash, finish, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -71,6 +74,10 @@ class Screen:
                 else:
                     self.texts.append(json.loads(message))
 
+    async def opens(self) -> None:
+        await self.read_until(lambda: bool(self.texts))
+        assert self.texts[0] == {"type": "opened"}
+
     async def shows(self, text: str) -> None:
         await self.read_until(lambda: text.encode() in self.output)
 
@@ -82,9 +89,11 @@ class Screen:
 
 
 @asynccontextmanager
-async def opened(server: Served, cid: str, token: str, reason: str = "look at it") -> AsyncIterator[Screen]:
+async def opened(
+    server: Served, cid: str, token: str, reason: str = "look at it", **options: Any
+) -> AsyncIterator[Screen]:
     address = f"ws://127.0.0.1:{server.port}/conversations/{cid}/terminal?reason={quote(reason)}&columns=90&rows=30"
-    async with connect(address, additional_headers={"Authorization": f"Bearer {token}"}) as socket:
+    async with connect(address, additional_headers={"Authorization": f"Bearer {token}"}, **options) as socket:
         yield Screen(socket)
 
 
@@ -94,10 +103,19 @@ async def recorded(server: Served, action: str, cid: str) -> list[str]:
     return [one["reason"] for one in reversed(found) if one["action"] == action and one["target"] == cid]
 
 
+async def until_ended(server: Served, cid: str, number: int = 1) -> str:
+    """Wait until the record has the ends of so many terminals, and return the last one."""
+
+    async def is_ended() -> bool:
+        return len(await recorded(server, "terminal.end", cid)) >= number
+
+    await until(is_ended, limit=LIMIT_SECONDS, what="the end in the record")
+    return (await recorded(server, "terminal.end", cid))[number - 1]
+
+
 async def test_operator_works_in_the_sandbox_and_is_recorded(server: Served, cid: str) -> None:
     async with opened(server, cid, await server.token("acme", SCOPES), "why is a.txt so short") as screen:
-        await screen.read_until(lambda: bool(screen.texts))
-        assert screen.texts[0] == {"type": "opened"}
+        await screen.opens()
         await screen.type("cat a.txt; stty size; tty\r")
         await screen.shows("from the agent")
         await screen.shows("30 90")
@@ -115,11 +133,7 @@ async def test_operator_works_in_the_sandbox_and_is_recorded(server: Served, cid
         assert await screen.ends() == ""
         assert screen.texts[-1] == {"type": "ended", "exit_code": 7}
     assert await recorded(server, "terminal", cid) == ["why is a.txt so short"]
-
-    async def is_ended() -> bool:
-        return bool(await recorded(server, "terminal.end", cid))
-
-    await until(is_ended, limit=LIMIT_SECONDS, what="the end in the record")
+    await until_ended(server, cid)
     typed = "".join(await recorded(server, "terminal.input", cid))
     assert typed.startswith(r"cat a.txt; stty size; tty")
     assert typed.endswith(r"\x03echo interrupted $?\rexit 7\r")
@@ -180,8 +194,7 @@ async def test_endless_output_is_bounded_and_ends_with_its_reader(server: Served
 async def stream_lengths(server: Served, cid: str) -> list[int]:
     store = await open_store(server.log.admin)
     try:
-        root = (await store.locate(cid)).root
-        found = await store.call("KEYS", f"{root}:terminal_*")
+        found = await store.call("KEYS", f"{(await store.locate(cid)).shard.root}:terminal_*:{cid}:*")
         return [await store.call("XLEN", key) for key in found]
     finally:
         await store.aclose()
@@ -193,7 +206,7 @@ async def test_store_cannot_read_input_and_output(server: Served, cid: str) -> N
         await screen.shows("password-of-the-operator")
         store = await open_store(server.log.admin)
         try:
-            keys = await store.call("KEYS", f"{(await store.locate(cid)).root}:terminal_*")
+            keys = await store.call("KEYS", f"{(await store.locate(cid)).shard.root}:terminal_*:{cid}:*")
             assert len(keys) >= 2
             for key in keys:
                 assert b"word-of-the-operator" not in b"".join(
@@ -203,16 +216,21 @@ async def test_store_cannot_read_input_and_output(server: Served, cid: str) -> N
             await store.aclose()
 
 
-async def test_hostile_tool_worker_opens_no_terminal_and_types_in_none(server: Served, cid: str) -> None:
+async def test_hostile_roles_open_no_terminal_and_type_in_none(server: Served, cid: str) -> None:
+    for role in ("ingress", "controller", "jobs", "tool"):
+        store = await open_store(server.log.role(role))
+        try:
+            names = await store.locate(cid)
+            for command in (
+                ("HSET", names.terminal("a" * 32), "request", "{}"),
+                ("XADD", names.terminal_input("a" * 32), "1-0", "m", "x"),
+            ):
+                with pytest.raises(StoreMisconfigured, match="NOPERM"):
+                    await store.call(*command)
+        finally:
+            await store.aclose()
     store = await open_store(server.log.tool)
     try:
-        names = await store.locate(cid)
-        for command in (
-            ("HSET", names.terminal("a" * 32), "request", "{}"),
-            ("XADD", names.terminal_input("a" * 32), "1-0", "m", "x"),
-        ):
-            with pytest.raises(StoreMisconfigured, match="NOPERM"):
-                await store.call(*command)
         # An order without a request starts nothing, and does not disturb the worker.
         node = (await store.call("HGET", names.meta, "node")).decode()
         stream = names.shard.actions(f"node:{node}")
@@ -230,14 +248,201 @@ async def test_hostile_tool_worker_opens_no_terminal_and_types_in_none(server: S
         await admin.aclose()
 
 
+async def test_ticket_for_streams_opens_no_terminal(server: Served, cid: str) -> None:
+    address = f"ws://127.0.0.1:{server.port}/conversations/{cid}"
+    async with server.as_(await server.token("acme", SCOPES)) as client:
+
+        async def ticket(**asked: str) -> str:
+            answer = await client.post("/tickets", json=asked) if asked else await client.post("/tickets")
+            assert answer.status_code == 201
+            return str(answer.json()["ticket"])
+
+        for path, found in (("terminal?reason=x&", await ticket()), ("ws?", await ticket(purpose="terminal"))):
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(f"{address}/{path}ticket={found}"):
+                    pass
+            assert refused.value.response.status_code == 401
+        assert (await client.post("/tickets", json={"purpose": "x"})).status_code == 422
+        async with connect(f"{address}/terminal?reason=x&ticket={await ticket(purpose='terminal')}") as socket:
+            assert json.loads(await socket.recv()) == {"type": "opened"}
+
+
+async def test_input_waits_until_the_program_reads(server: Served, cid: str) -> None:
+    size = 160 * 2**10
+    async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+        await screen.type("rm -f go; stty raw -echo; echo ready$((1 + 1)); until [ -e go ]; do sleep 0.1; done; ")
+        await screen.type(f"head -c {size} | wc -c; stty sane\r")
+        await screen.shows("ready2")
+        for _ in range(size // 2**12):
+            await screen.socket.send(b"x" * 2**12)
+
+        async def is_full() -> bool:
+            return sum(map(len, await recorded(server, "terminal.input", cid))) > size
+
+        await until(is_full, limit=LIMIT_SECONDS, what="the input in the record")
+        assert (await server.client.execute(cid, "touch go", timeout_seconds=60.0)).exit_code == 0
+        await screen.shows(str(size))
+
+
+async def test_input_ends_where_the_record_is_full(server: Served) -> None:
+    cid = await finished(server)
+    token = await server.token("acme", SCOPES)
+    for number, (message, times) in enumerate(((b"\r", 1_100), (b"x" * 1_000 + b"\r", 260)), 1):
+        async with opened(server, cid, token) as screen:
+            await screen.type("cat > /dev/null\r")
+
+            async def type_on(screen: Screen = screen, message: bytes = message, times: int = times) -> None:
+                with suppress(ConnectionClosed):
+                    for _ in range(times):
+                        await screen.socket.send(message)
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(type_on())
+                assert await screen.ends() == "terminal_closed"
+            assert "262,144 bytes of input are recorded" in screen.texts[-1]["content"]["detail"]
+        assert (await until_ended(server, cid, number)).startswith("terminal_closed; ")
+    # Output is not recorded with each line, but every two seconds.
+    assert len(await recorded(server, "terminal.output", cid)) < 300
+    ends = await recorded(server, "terminal.end", cid)
+    # Each line is an entry of the record, and counts 256 bytes more.
+    assert [int(end.split()[1].replace(",", "")) for end in ends] == [16 + 1_018, 16 + 208 * 1_001]
+
+
+async def test_workspace_has_four_terminals(server: Served) -> None:
+    cid = await finished(server)
+    token = await server.token("acme", SCOPES)
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            screen = await stack.enter_async_context(opened(server, cid, token))
+            await screen.opens()
+        async with opened(server, cid, token) as screen:
+            assert await screen.ends() == "terminal_failed"
+            assert "has 4 open terminals" in screen.texts[-1]["content"]["detail"]
+
+
+async def test_reader_that_reads_nothing_ends_its_terminal(server: Served) -> None:
+    cid = await finished(server)
+    async with opened(server, cid, await server.token("acme", SCOPES), max_queue=1) as screen:
+        await screen.type("yes\r")
+        assert (await until_ended(server, cid)).startswith("terminal_closed; ")
+
+
+async def test_idle_terminal_ends_in_spite_of_sizes_and_reports(tmp_path: Path) -> None:
+    options = {"terminals": True, "terminal_idle_seconds": 3.0}
+    async with served_with_model(tmp_path, TURNS, options=options, DECKHANDS_SANDBOX="bwrap") as server:
+        cid = await finished(server)
+        async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+            await screen.type("cat > /dev/null\r")
+
+            async def answer() -> None:
+                for number in itertools.count():
+                    await screen.socket.send(json.dumps({"columns": 80 + number % 2, "rows": 24}))
+                    await screen.socket.send(b"\x1b[12;40R\x1b[?1;2c")
+                    await asyncio.to_thread(threading.Event().wait, 0.5)
+
+            answering = asyncio.create_task(answer())
+            try:
+                assert await screen.ends() == "terminal_closed"
+            finally:
+                answering.cancel()
+                await asyncio.gather(answering, return_exceptions=True)
+            assert "No key was pressed" in screen.texts[-1]["content"]["detail"]
+
+
+@asynccontextmanager
+async def answered(server: Served, cid: str) -> AsyncIterator[Callable[[], Awaitable[TerminalLink]]]:
+    """Be the tool worker of the node: yield what waits for a request, and accepts it."""
+    store = await open_store(server.log.tool)
+    admin = await open_store(server.log.admin)
+    links: list[TerminalLink] = []
+    names = await store.locate(cid)
+    await admin.call("HSET", names.meta, "node", "played")
+
+    async def accept() -> TerminalLink:
+        found: list[bytes] = []
+
+        async def is_there() -> bool:
+            found[:] = await admin.call("KEYS", f"{names.shard.root}:terminal:{cid}:*")
+            return bool(found)
+
+        await until(is_there, limit=LIMIT_SECONDS, what="a request")
+        accepted = await Terminals(store).accept(cid, found[0].decode().rpartition(":")[2])
+        assert accepted is not None
+        await admin.call("DEL", *found)
+        links.append(accepted[1])
+        return accepted[1]
+
+    try:
+        yield accept
+    finally:
+        for link in links:
+            await link.aclose()
+        await store.aclose()
+        await admin.aclose()
+
+
+async def test_hostile_exit_code_and_reader_that_leaves_early(tmp_path: Path) -> None:
+    async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:
+        cid = await server.client.submit("Write a file.", tenant="acme")
+        token = await server.token("acme", SCOPES)
+        async with answered(server, cid) as accept:
+            for number, code in enumerate((b"--5", b"9" * 5_000), 1):
+                async with opened(server, cid, token) as screen:
+                    link = await accept()
+                    await link.send("opened")
+                    await link.send("ended", code)
+                    assert await screen.ends() == ""
+                    assert screen.texts[-1] == {"type": "ended", "exit_code": -1}
+                assert (await until_ended(server, cid, number)).startswith("the shell ended; ")
+            async with opened(server, cid, token):
+                link = await accept()
+            await link.send("opened")
+            assert (await until_ended(server, cid, 3)).startswith("closed; ")
+            assert (await link.receive()).kind == "close"
+
+
+async def test_keys_that_run_a_line_are_recorded_first(tmp_path: Path) -> None:
+    async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:
+        cid = await server.client.submit("Write a file.", tenant="acme")
+        async with answered(server, cid) as accept, opened(server, cid, await server.token("acme", SCOPES)) as screen:
+            link = await accept()
+            await link.send("opened")
+            for key in ("\r", "\n", "\x0f"):
+                await screen.type(key)
+                assert (await link.receive()).content == key.encode()
+                assert (await recorded(server, "terminal.input", cid))[-1] == repr(key)[1:-1]
+
+
+async def test_input_that_the_store_refused_is_recorded_later(tmp_path: Path) -> None:
+    async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:
+        key = server.client.store.all_shards[0].operations
+        admin = await open_store(server.log.admin)
+        try:
+            record = TerminalRecord(server.gateway, await add_principal(server.client.store), "conversation")
+            await admin.call("SET", key, "of another type")
+            await record.add_input(b"rm a.txt")
+            record.add_output(b"gone")
+            with pytest.raises(StoreRefused):
+                await record.write()
+            await admin.call("DEL", key)
+            record.add_output(b"!")
+            await record.write()
+            found = [(one.action, one.reason) for one in await server.gateway.operations.latest()]
+            assert found == [("terminal.output", "gone!"), ("terminal.input", "rm a.txt")]
+            await record.write()
+            assert len(await server.gateway.operations.latest()) == 2
+        finally:
+            await admin.aclose()
+
+
 async def test_request_starts_one_shell_however_often_it_is_delivered(server: Served, cid: str) -> None:
     terminals = Terminals(server.client.store)
     names = await server.client.store.locate(cid)
     admin = await open_store(server.log.admin)
-    before = set(await admin.call("KEYS", f"{names.root}:terminal:*"))
+    before = set(await admin.call("KEYS", f"{names.shard.root}:terminal:{cid}:*"))
     link = await terminals.request(cid, columns=80, rows=24)
     try:
-        (key,) = set(await admin.call("KEYS", f"{names.root}:terminal:*")) - before
+        (key,) = set(await admin.call("KEYS", f"{names.shard.root}:terminal:{cid}:*")) - before
         again = await terminals.accept(cid, key.decode().rpartition(":")[2])
         assert again is not None
         with pytest.raises(StoreRefused, match="equal or smaller"):
@@ -247,7 +452,7 @@ async def test_request_starts_one_shell_however_often_it_is_delivered(server: Se
         shown = b""
         async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
             while b"one2" not in shown:
-                shown += b"".join(message.content for message in await link.receive())
+                shown += (await link.receive()).content
     finally:
         await link.aclose()
         await admin.aclose()
@@ -264,7 +469,7 @@ async def test_closed_workspace_ends_its_terminal(server: Served) -> None:
         assert "processes have ended" in screen.texts[-1]["content"]["detail"]
 
 
-async def test_dead_worker_ends_the_terminal_and_another_opens_one(tmp_path: Path) -> None:
+async def test_dead_or_stopped_worker_ends_its_terminal(tmp_path: Path) -> None:
     variables = {"DECKHANDS_SANDBOX": "bwrap", "DECKHANDS_HEARTBEAT_TTL_SECONDS": "3"}
     model = script(tmp_path / "default.json", *TURNS)
     async with served(tmp_path / "log", environment_with(tmp_path), terminals=True) as server:
@@ -282,9 +487,14 @@ async def test_dead_worker_ends_the_terminal_and_another_opens_one(tmp_path: Pat
                     await asyncio.to_thread(first.wait, LIMIT_SECONDS)
                     assert await screen.ends() == "terminal_lost"
                     assert screen.texts[-1]["content"]["retryable"]
-                async with worker("tool_worker", environment, server.log), opened(server, cid, token) as screen:
+                first = ForkedProgram("tool_worker", environment=own, output=None, errors=2)
+                async with opened(server, cid, token) as screen:
                     await screen.type("kill -0 $(cat pid) 2>/dev/null; echo the old shell: $?\r")
                     await screen.shows("the old shell: 1")
+                    first.terminate()
+                    assert await screen.ends() == "terminal_lost"
+                    assert "tool worker has stopped" in screen.texts[-1]["content"]["detail"]
+                await asyncio.to_thread(first.wait, unhurried(LIMIT_SECONDS))
             finally:
                 first.kill()
                 await close_workspaces(tmp_path / "home" / "node")
@@ -306,6 +516,7 @@ async def test_missing_switch_and_missing_sandbox_are_named(tmp_path: Path) -> N
         async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
             assert await screen.ends() == "terminal_failed"
             assert "No sandbox confines this workspace" in screen.texts[-1]["content"]["detail"]
+        assert await until_ended(server, cid) == "not opened, terminal_failed; 0 bytes of input, 0 of output"
 
 
 COLOURED = r"printf '\033[38;2;10;200;30mgreen\033[0m \033[1;31mbold\033[0m \033]0;evil\007\033]8;;https://evil.example/\007link\033]8;;\007\n'"

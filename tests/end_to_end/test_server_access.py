@@ -28,6 +28,7 @@ from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import state
 
 BODIES: dict[str, Any] = {
+    "tickets": {"purpose": "terminal"},
     "messages": {"content": "hello"},
     "confirm": {},
     "reject": {},

@@ -407,6 +407,11 @@ async def test_cluster_page_shows_rollout_runs(server: Served) -> None:
         row = page.locator("tr", has_text=made.json()["name"])
         await row.get_by_text("openai/stub").wait_for()
         assert "acme" in await row.inner_text()
+        async with server.as_(await server.token("*")) as client:
+            for number in range(100):
+                made = await client.post("/rollouts", json=run, headers={"Idempotency-Key": f"more-{number}"})
+                assert made.status_code < 300, made.text
+        await page.get_by_role("heading", name="Rollout runs: the 100 that changed last").wait_for()
     async with opened(f"{server.url}/#/cluster", key=await server.token("other", [Scope.READ])) as page:
         await page.get_by_role("heading", name="Budgets").wait_for()
         assert await page.get_by_role("heading", name="Rollout runs").count() == 0
@@ -438,6 +443,14 @@ async def test_operator_changes_what_the_page_of_the_cluster_shows(server: Serve
         await dialog.get_by_label("Reason").fill("the provider is slow")
         await dialog.get_by_role("button", name="Set").click()
         await page.locator("tr", has_text="anthropic/*").get_by_text("300 requests a minute (file: 1,000)").wait_for()
+        await page.get_by_role("button", name="Change anthropic/* own").click()
+        await dialog.get_by_label("Requests a minute; the file says 1,000").fill("250")
+        async with server.as_(await server.token("*")) as client:
+            change = {"key": "own", "limits": {"requests": 200}, "reason": "set by another administrator meanwhile"}
+            assert (await client.put("/quotas/anthropic%2F%2A", json=change)).status_code == 200
+        await dialog.get_by_label("Reason").fill("the provider is slow")
+        await dialog.get_by_role("button", name="Set").click()
+        await page.locator("tr", has_text="anthropic/*").get_by_text("200 requests a minute (file: 1,000)").wait_for()
         await page.get_by_role("button", name="Pause nightly").click()
         await dialog.get_by_label("Reason").fill("a holiday")
         await dialog.get_by_role("button", name="Pause").click()

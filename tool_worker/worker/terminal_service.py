@@ -21,6 +21,10 @@ from tool_worker.workspace import HostConnection, HostFolder, Workspaces
 TERMINALS_LIMIT = 32
 """How many terminals this worker serves at a time."""
 
+_FULL_SECONDS = 0.1
+"""How long input waits before it is offered again to a program that reads none."""
+_FAREWELL_SECONDS = 2.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -29,9 +33,13 @@ class TerminalService:
 
     Args:
         root: Directory of the node's workspaces.
+        limit: How many it serves at a time.
     """
 
-    def __init__(self, terminals: Terminals, root: Path, workspaces: Workspaces) -> None:
+    def __init__(
+        self, terminals: Terminals, root: Path, workspaces: Workspaces, *, limit: int = TERMINALS_LIMIT
+    ) -> None:
+        self._limit = limit
         self._terminals = terminals
         self._root = root.absolute()
         self._workspaces = workspaces
@@ -57,6 +65,11 @@ class TerminalService:
             asked, link = accepted
             try:
                 await self._open(conversation_id, asked.columns, asked.rows, link)
+            except asyncio.CancelledError:
+                with contextlib.suppress(DeckhandsError, TimeoutError):
+                    async with asyncio.timeout(_FAREWELL_SECONDS):
+                        await link.send("failed", b"The tool worker has stopped, and with it the shell.")
+                raise
             finally:
                 await link.aclose()
         except StoreRefused as error:
@@ -76,6 +89,8 @@ class TerminalService:
         try:
             await link.send("opened")
             await _relay(connection, number, link)
+        except (HostLost, HostRefused) as error:
+            await link.send("failed", f"The workspace's processes have ended. {error}".encode()[:MOST_BYTES])
         finally:
             with contextlib.suppress(HostLost, HostRefused):  # it has ended already
                 await connection.close_terminal(number)
@@ -87,8 +102,8 @@ class TerminalService:
             WorkspaceLost: The workspace is not on this node.
             WorkspaceRefused: No sandbox confines it, or too many terminals are open.
         """
-        if len(self._serving) > TERMINALS_LIMIT:
-            raise WorkspaceRefused(f"This tool worker serves {TERMINALS_LIMIT} terminals already. Close one.")
+        if len(self._serving) > self._limit:
+            raise WorkspaceRefused(f"This tool worker serves {self._limit} terminals already. Close one.")
         folder = HostFolder(self._root, conversation_id)
         if not folder.exists or folder.read_binding() is None:
             raise WorkspaceLost("The workspace is not on this node yet.", remedy="Try again after the next action.")
@@ -119,11 +134,7 @@ async def _relay(connection: HostConnection, number: int, link: TerminalLink) ->
 
 async def _pass_output(connection: HostConnection, number: int, link: TerminalLink) -> None:
     while True:
-        try:
-            output = await connection.read_terminal(number)
-        except (HostLost, HostRefused) as error:
-            await link.send("failed", f"The workspace's processes have ended. {error}".encode()[:MOST_BYTES])
-            return
+        output = await connection.read_terminal(number)
         for start in range(0, len(output.content), MOST_BYTES):
             await link.send("output", output.content[start : start + MOST_BYTES])
         if output.exit_code is not None:
@@ -134,14 +145,25 @@ async def _pass_output(connection: HostConnection, number: int, link: TerminalLi
 async def _pass_input(connection: HostConnection, number: int, link: TerminalLink) -> None:
     try:
         while True:
-            for message in await link.receive():
-                if message.kind == "keys":
-                    await connection.write_terminal(number, message.content)
-                elif message.kind == "size" and (size := parse_size(message.content)) is not None:
-                    await connection.resize_terminal(number, *size)
-                elif message.kind == "close":
-                    return
-    except HostRefused as error:
-        await link.send("failed", f"{error}".encode()[:MOST_BYTES])
+            message = await link.receive()
+            if message.kind == "keys":
+                await _write_keys(connection, number, message.content, link)
+            elif message.kind == "size" and (size := parse_size(message.content)) is not None:
+                await connection.resize_terminal(number, *size)
+            elif message.kind == "close":
+                return
     except (TerminalLost, CorruptEntry) as error:
         _log.info("a terminal ended: %s", error)
+
+
+async def _write_keys(connection: HostConnection, number: int, keys: bytes, link: TerminalLink) -> None:
+    """Write input, once the program has read enough of the earlier input; nothing if the terminal ends before."""
+    while not link.is_over:
+        try:
+            await connection.write_terminal(number, keys)
+        except HostRefused as error:
+            if error.code != "terminal_full":
+                raise
+            await asyncio.sleep(_FULL_SECONDS)
+        else:
+            return

@@ -59,6 +59,7 @@ class KeyStatus:
         share: the part of its limits in use, reduced after the provider has refused calls; 1 for all.
         binds: the limit that blocks further calls now; empty if none does.
         set: the limits that an administrator has set, as `name=number …`.
+        is_published: whether the controllers' file has the key; if not, it is listed for what is `set`, without limits.
     """
 
     name: str
@@ -68,6 +69,7 @@ class KeyStatus:
     limits: tuple[LimitStatus, ...]
     binds: str
     set: str = ""
+    is_published: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ async def _read_status(store: Store, models: str) -> QuotaStatus:
         _key(name, (limits.get(name, ""), set_.get(name, "")), to_pairs(level), now)
         for name, level in zip(names, levels, strict=True)
     ]
+    gone = [name for name in sorted(set_) if name not in names and _KEY.fullmatch(name)]
+    keys += [KeyStatus(name, 0, 0.0, 1.0, (), "", set_[name], is_published=False) for name in gone]
     return QuotaStatus(models, int(sum(map(parse_number, counts))), tuple(keys))
 
 

@@ -1,6 +1,7 @@
 """Tickets for pages in browsers, which cannot send a key in a header when they open a stream.
 
-Holds: a ticket opens one stream, for one key, within half a minute; the store has its hash. An entry ticket is
+Holds: a ticket opens one stream, for one key, within half a minute; the store has its hash. A terminal needs a ticket
+that was issued for terminals, which opens nothing else. An entry ticket is
 exchanged for a token once, within two minutes; until then, the store contains that token.
 Keys: `deck:{0}:keys:ticket:<sha256>`.
 """
@@ -16,6 +17,8 @@ TICKET_SECONDS = 30.0
 ENTRY_SECONDS = 120.0
 ENTRY = "entry:"
 """The prefix of the token in the value of an entry ticket."""
+TERMINAL = "terminal:"
+"""The prefix of the key id in the value of a ticket for a terminal."""
 
 
 class Tickets:
@@ -25,17 +28,20 @@ class Tickets:
         self._store = store
         self._root = store.all_shards[0].api_keys
 
-    async def issue(self, key_id: str) -> str:
+    async def issue(self, key_id: str, *, for_terminal: bool = False) -> str:
         """Return a new ticket for a key."""
         ticket = secrets.token_urlsafe(32)
-        command = ("SET", self._name(ticket), key_id, "PX", int(TICKET_SECONDS * 1000))
+        value = TERMINAL + key_id if for_terminal else key_id
+        command = ("SET", self._name(ticket), value, "PX", int(TICKET_SECONDS * 1000))
         await self._store.call(*command)
         return ticket
 
-    async def take(self, ticket: str) -> str:
-        """Return the key id of a ticket, and invalidate the ticket; empty if it is not valid."""
+    async def take(self, ticket: str, *, for_terminal: bool = False) -> str:
+        """Return the key id of a ticket, and invalidate the ticket; empty if it is not valid for this purpose."""
         found = await self._take(ticket)
-        return "" if found.startswith(ENTRY) else found
+        if found.startswith(ENTRY) or found.startswith(TERMINAL) != for_terminal:
+            return ""
+        return found.removeprefix(TERMINAL)
 
     async def issue_entry(self, token: str) -> str:
         """Return a new entry ticket, which a page exchanges for a key's token once, within two minutes."""

@@ -48,9 +48,13 @@ export async function ask(path, { method = "GET", body, signal, match, tries = 3
 
 /** Change a thing as it is now: if it was changed since, the server refuses. `then` is behind its path. */
 export async function revise(path, then, { method, body }) {
-  const known = await fetch(path, { headers: headers(), credentials: "omit" });
-  if (!known.ok) throw await problem(known);
-  return ask(path + then, { method, body, match: known.headers.get("ETag") });
+  return ask(path + then, { method, body, match: (await read(path)).tag });
+}
+
+/** Return a thing, its ETag for a change of it as it is shown, and of a list the value of `after` for what follows. */
+export async function read(path) {
+  const known = await got(path);
+  return { value: await known.json(), tag: known.headers.get("ETag"), next: known.headers.get("Next-After") };
 }
 
 async function got(path) {

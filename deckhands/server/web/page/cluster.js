@@ -1,6 +1,6 @@
 // The cluster: its recent past, its workers and queues, what needs an operator, and what an operator may change.
 
-import { ask, place, revise, text } from "./api.js";
+import { ask, place, read, revise, text } from "./api.js";
 import { line, meter } from "./chart.js";
 import { ago, askForAll, duration, el, grid, named, note, replace, usd } from "./dom.js";
 
@@ -84,8 +84,8 @@ export function cluster({ main, signal, refused }) {
 
   async function load(isNow = false) {
     try {
-      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks", "/keys", "/mcp-logins", "/rollouts"];
-      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, keys, logins, rollouts, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), text("/metrics")]);
+      const wanted = ["/ready", "/workers", "/queues", "/quotas", "/budgets", "/dead-letters", "/schedules", "/webhooks", "/keys", "/mcp-logins"];
+      const [ready, workers, queues, quotas, budgets, dead, schedules, webhooks, keys, logins, rollouts, figures] = await Promise.allSettled([...wanted.map((path) => ask(path, { signal })), read("/rollouts"), text("/metrics")]);
       if (signal.aborted) return;
       const lost = [workers, queues, quotas, budgets].find((each) => each.reason?.status === 401);
       if (lost) throw lost.reason;
@@ -101,8 +101,8 @@ export function cluster({ main, signal, refused }) {
         card("Budgets", budgets, ["Account", "Used", "#Spent", "#Limit", "#Waiting", "What binds", "Change"], (one) => [one.account, used(one), usd(one.spent_usd), one.limit_usd === null ? "none" : usd(one.limit_usd), one.waiting, binding(one),
           isAdmin ? button("Change", one.account, () => setLimit(one.account, one.limit_usd)) : ""], ["deckhands budget set ACCOUNT USD", "sets one."], undefined, isAdmin ? button("New limit…", "", () => setLimit("", null), "") : ""),
         card("Queues", queues, ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one, [], found ? ages(found) : queues.value?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""])),
-        card("Quotas of models", quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds", "Change"], (one) => [...quotaRow(one), el("div", { class: "row" }, one.keys.map((key) => button("Change", `${one.models} ${key.name}`, () => setQuota(one.models, key))))], ["DECKHANDS_QUOTAS", "names them."]),
-        rollouts.value?.length ? card("Rollout runs", rollouts, ["Run", "Model", "State", "#Version", "#Groups", "#Not read"], rolloutRow, []) : "",
+        card("Quotas of models", quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds", "Change"], (one) => [...quotaRow(one), el("div", { class: "row" }, one.keys.map((key) => button(key.is_published ? "Change" : "Remove", `${one.models} ${key.name}`, () => setQuota(one.models, key.name))))], ["DECKHANDS_QUOTAS", "names them."]),
+        rollouts.value?.value.length ? rolloutRuns(rollouts.value) : "",
         card("Schedules", schedules, ["Schedule", "Times", "Next", "#Started", "Last problem", "Change"], scheduleRow, ["deckhands schedule add", "adds one; so does the form of a new conversation."]),
         card("Webhooks", webhooks, ["Address", "Events", "State", "Change"], (one) => webhookRow(one, isOperator), ["deckhands webhook add URL", "adds one."], undefined, isOperator ? button("New webhook…", "", addWebhook, "") : ""),
         keys.value ? card("API keys", keys, ["Key", "Tenant", "Scopes", "State", "Last used", "Change"], keyRow, [], undefined, button("New key…", "", addKey, "")) : "",
@@ -123,25 +123,45 @@ export function cluster({ main, signal, refused }) {
       entries.length ? el("details", {}, el("summary", {}, `${entries.length} unreadable ${entries.length === 1 ? "entry" : "entries"}`), scrolled("Unreadable entries", grid(["Key", "Entry", "Why"], entries.map((one) => [one.key, one.entry_id, one.why])))) : "");
   }
 
-  const setLimit = (account, limit) => change(account ? `Limit of ${account}` : "New limit", [...(account ? [] : [{ name: "account", label: "Account, such as tenant:acme", required: true }]),
+  async function setLimit(account, limit) {
+    let tag = null;
+    try {
+      if (account) {
+        const found = await read(`/budgets/${encodeURIComponent(account)}`);
+        tag = found.tag;
+        limit = found.value.limit_usd;
+      }
+    } catch (error) { note(error.message, "bad"); return; }
+    await change(account ? `Limit of ${account}` : "New limit", [...(account ? [] : [{ name: "account", label: "Account, such as tenant:acme", required: true }]),
     { name: "limit", label: "Limit in $; nothing for no limit", value: limit === null ? "" : String(limit) }], async (given) => {
     const usd = given.limit.trim();
     if (usd && !(Number(usd) >= 0 && Number(usd) < Infinity)) throw new Error(`“${usd}” is not an amount. Write it like 25 or 0.50.`);
-    await revise(`/budgets/${encodeURIComponent(account || given.account.trim())}`, "", { method: "PUT", body: { limit_usd: usd ? Number(usd) : null, reason: given.reason } });
+    const path = `/budgets/${encodeURIComponent(account || given.account.trim())}`;
+    await ask(path, { method: "PUT", body: { limit_usd: usd ? Number(usd) : null, reason: given.reason }, match: tag ?? (await read(path)).tag });
   }, { action: "Set", says: "Conversations that wait for the account continue if it has room." });
+  }
 
-  const setQuota = (models, key) => {
+  async function setQuota(models, name) {
+    const path = `/quotas/${encodeURIComponent(models)}`;
+    let key, tag;
+    try {
+      const found = await read(path);
+      tag = found.tag;  // of what is shown: a change that another administrator makes meanwhile is not overwritten
+      key = found.value.keys.find((one) => one.name === name);
+      if (!key) throw new Error(`The quota of ${models} has no key ${name} any more.`);
+    } catch (error) { note(error.message, "bad"); return; }
     const limits = key.limits.filter((limit) => limit.field);
-    return change(`Limits of ${models}, key ${key.name}`, limits.map((limit) => ({ name: limit.field, label: `${limit.name[0].toUpperCase()}${limit.name.slice(1)}; the file says ${limit.published.toLocaleString("en")}`, value: String(limit.limit) })), async (given) => {
+    await change(`Limits of ${models}, key ${key.name}`, limits.map((limit) => ({ name: limit.field, label: `${limit.name[0].toUpperCase()}${limit.name.slice(1)}; the file says ${limit.published.toLocaleString("en")}`, value: String(limit.limit) })), async (given) => {
       const wanted = {};
       for (const limit of limits) {
         const text = given[limit.field].trim().replaceAll(",", ""), amount = Number(text);
         if (text && !(Number.isInteger(amount) && amount >= 1)) throw new Error(`“${text}” is not an amount. Write a whole number from 1, or nothing for the file's.`);
         if (text && amount !== limit.published) wanted[limit.field] = amount;
       }
-      await revise(`/quotas/${encodeURIComponent(models)}`, "", { method: "PUT", body: { key: key.name, limits: wanted, reason: given.reason } });
-    }, { action: "Set", says: "They hold until they are changed again, also when controllers start again. Nothing means the file's limit." });
-  };
+      await ask(path, { method: "PUT", body: { key: key.name, limits: wanted, reason: given.reason }, match: tag });
+    }, key.is_published ? { action: "Set", says: "They hold until they are changed again, also when controllers start again. Nothing means the file's limit." }
+      : { action: "Remove", says: `The controllers' file has no such key any more. Its set limits (${key.set}) hold again when it comes back, unless you remove them.` });
+  }
 
   function scheduleRow(one) {
     const path = `/schedules/${encodeURIComponent(one.name)}`, verb = one.is_paused ? "Resume" : "Pause";
@@ -206,6 +226,11 @@ function workerRow(one) {
     one.left_seconds > 0 ? el("span", { class: "good" }, "alive") : el("span", { class: "bad" }, `silent for ${duration(-one.left_seconds)}`)];
 }
 
+function rolloutRuns({ value, next }) {
+  const title = next ? `Rollout runs: the ${value.length} that changed last` : "Rollout runs";
+  return card(title, { status: "fulfilled", value }, ["Run", "Model", "State", "#Version", "#Groups", "#Not read"], rolloutRow);
+}
+
 const rolloutRow = (one) => [el("span", {}, one.name, one.tenant ? el("div", { class: "dim" }, one.tenant) : ""), one.model, el("span", { class: one.is_driven || one.state !== "running" ? "" : "warm" }, one.state, one.state === "running" && !one.is_driven ? ", without a driver" : ""), one.version, count(one.groups), count(one.waiting)];
 
 function used(one) {
@@ -223,7 +248,7 @@ function quotaRow(one) {
   const keys = one.keys.length ? one.keys : [{ name: "", limits: [], in_flight: 0, binds: "not published yet" }];
   const stack = (make) => keys.map((key) => el("div", {}, make(key)));
   return [one.models, stack((key) => key.name),
-    stack((key) => key.limits.map((limit) => el("div", { class: "limit" }, meter(`${Math.floor(limit.left).toLocaleString("en")} of the ${Math.floor(limit.at_once).toLocaleString("en")} are left that may be used at once, of ${limit.limit.toLocaleString("en")} ${limit.name}`, 1 - limit.left / limit.at_once),
+    stack((key) => key.is_published === false ? el("span", { class: "warm" }, `not in the file any more; set: ${key.set}`) : key.limits.map((limit) => el("div", { class: "limit" }, meter(`${Math.floor(limit.left).toLocaleString("en")} of the ${Math.floor(limit.at_once).toLocaleString("en")} are left that may be used at once, of ${limit.limit.toLocaleString("en")} ${limit.name}`, 1 - limit.left / limit.at_once),
       el("span", { class: "dim nowrap" }, `${limit.limit.toLocaleString("en")} ${limit.name}`, limit.field && limit.limit !== limit.published ? ` (file: ${limit.published.toLocaleString("en")})` : "")))),
     stack((key) => String(key.in_flight)), one.waiting,
     stack((key) => key.binds ? el("span", { class: "warm" }, key.binds, key.blocked_seconds ? `: ${duration(key.blocked_seconds)}` : "", key.share < 1 ? ` (at ${Math.round(100 * key.share)} % of its limits)` : "") : "")];

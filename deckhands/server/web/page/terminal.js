@@ -46,7 +46,7 @@ export function Terminal({ id, signal, isShown }) {
     setState("opening");
     setSays("");
     try {
-      const [{ Terminal: Screen }, { FitAddon }, { ticket }] = await Promise.all([import("./vendored/xterm.js"), import("./vendored/xterm-fit.js"), ask("/tickets", { method: "POST", body: {}, signal })]);
+      const [{ Terminal: Screen }, { FitAddon }, { ticket }] = await Promise.all([import("./vendored/xterm.js"), import("./vendored/xterm-fit.js"), ask("/tickets", { method: "POST", body: { purpose: "terminal" }, signal })]);
       if (signal.aborted) return;
       live.terminal?.dispose();
       live.terminal = new Screen({ screenReaderMode: true, scrollback: 5_000, fontSize: 13, fontFamily: "ui-monospace, monospace", theme: colours(), linkHandler: { activate() {} } });
