@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from celery.result import AsyncResult
 
 from broker.celery.app import make_connection_settings
 from broker.runtime import OutcomeUnknown, StoreError, StoreMisconfigured, StoreUnavailable, make_celery_url
@@ -133,6 +134,12 @@ class SentinelCluster(FaultCluster):
             await self.end_workers()
 
 
+async def check_result(sent: AsyncResult) -> None:
+    """Wait until a run has finished; ask for its result, because Celery's subscription may miss it in a fail-over."""
+    await until(lambda: asyncio.to_thread(sent.ready), limit=unhurried(120), what=f"the result of {sent.id}")
+    assert sent.result["state"] == "finished"
+
+
 async def test_conversations_and_celery_tasks_go_on_over_fail_overs(group: SentinelGroup, tmp_path: Path) -> None:
     root = tmp_path / "cluster"
     root.mkdir()
@@ -151,10 +158,9 @@ async def test_conversations_and_celery_tasks_go_on_over_fail_overs(group: Senti
         await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids), limit=unhurried(60))
         old, _ = await fail_over(group)
         await cluster.check(ids, commands=8, limit=unhurried(120))
-        summary = await asyncio.to_thread(sent.get, timeout=unhurried(120))
-        assert summary["state"] == "finished"
+        await check_result(sent)
         late = await asyncio.to_thread(app.send_task, "deckhands.run", ["again"], {}, queue="deckhands")
-        assert (await asyncio.to_thread(late.get, timeout=unhurried(120)))["state"] == "finished"
+        await check_result(late)
         cluster.check_that_all_live()
         assert await group.primary() is not old
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from tool_worker.settings import load_tool_settings
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.worker.examination import examine
 from tool_worker.worker.placement import build_node_offer
+from tool_worker.workspace.launch.start_slots import STARTS_AT_ONCE, StartSlots
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -426,6 +427,15 @@ async def test_image_that_is_pulled_late_is_waited_for(cluster: FakeCluster) -> 
         run = Terminal(await workspaces.open("late", WorkspaceSpec(sandbox="kubernetes", image=MISSING_IMAGE)))
         assert (await run("echo pulled")).content == "pulled"
         assert cluster.failing_pulls == 0
+
+
+async def test_pod_starts_while_all_slots_of_the_node_are_held(cluster: FakeCluster) -> None:
+    slots = StartSlots(cluster.volume / "node")
+    async with start_workspaces(cluster) as workspaces, AsyncExitStack() as held:
+        for _ in range(STARTS_AT_ONCE):
+            await held.enter_async_context(slots.hold())
+        workspace = await workspaces.open("conversation")
+        assert (await workspace.run(1, "bash", {"command": "echo on"})).value["content"] == "on"
 
 
 async def test_directory_outside_the_volume_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:

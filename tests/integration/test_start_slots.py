@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.workspace_hosts import ROOT, opened
 from tests.polling import unhurried
+from tool_worker.errors import WorkspaceUnavailable
+from tool_worker.workspace.launch.host_folder import NODE_FOLDER
 from tool_worker.workspace.launch.start_slots import STARTS_AT_ONCE, StartSlots
 
 PATIENCE_SECONDS = 0.5
@@ -61,3 +65,17 @@ async def test_a_worker_that_dies_gives_its_slots_back(tmp_path: Path) -> None:
     async with asyncio.timeout(unhurried(60)):
         await waiting
     await entering.__aexit__(None, None, None)
+
+
+async def test_start_without_a_slot_leaves_no_lock_behind(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="none") as workspaces:
+        node = tmp_path / NODE_FOLDER
+        if node.exists():
+            node.rename(tmp_path / "aside")
+        node.write_text("no folder")
+        with pytest.raises(WorkspaceUnavailable):
+            await workspaces.open("conversation")
+        node.unlink()
+        async with asyncio.timeout(unhurried(60)):
+            workspace = await workspaces.open("conversation")
+        assert (await workspace.run(1, "bash", {"command": "echo on"})).value["content"] == "on"

@@ -14,6 +14,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -321,15 +322,7 @@ class Workspaces:
             try:
                 if alive_fd is None:
                     return await self._connect(folder, binding)
-                async with self._start_slots.hold():
-                    async with self._freeing_capacity:
-                        if (held := self._capacity.find_shortage()) is not None:
-                            await free_capacity(
-                                (HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held
-                            )
-                    await self._start(folder, binding, directory, alive_fd)
-                    async with limit_while_starting(partial(self._limit, folder, binding)):
-                        return await self._connect(folder, binding)
+                return await self._start(folder, binding, directory, alive_fd)
             except (OSError, HostLost) as error:
                 # A host that is ending still holds its lock but accepts no connections.
                 failure = error
@@ -357,22 +350,35 @@ class Workspaces:
         ):
             limit_host(folder, self._groups, binding.host_id, self._limits)
 
-    async def _start(self, folder: HostFolder, binding: Binding, directory: Directory, alive_fd: int) -> None:
-        """Start a host and pass it the lock; closes our descriptor of the lock."""
-        try:
-            await self._reap()
-            sandbox = await self._sandboxes.get(binding.sandbox)
-            enclosure, configuration = self._plans.plan(binding, folder, directory, sandbox)
-            if folder.read_main_pid() is not None:
-                await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
-            if sandbox.capabilities.inherits_descriptors:
-                started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
-            else:
-                starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
-                started = await wait_to_completion(starting)
-            self._started.add(started)
-        finally:
-            os.close(alive_fd)
+    async def _start(self, folder: HostFolder, binding: Binding, directory: Directory, alive_fd: int) -> HostConnection:
+        """Start a host, pass it the lock and connect to it; closes our descriptor of the lock.
+
+        A container or a pod takes no slot: its start waits for its engine, longer than it uses this node's processors.
+        """
+        async with AsyncExitStack() as held:
+            try:
+                sandbox = await self._sandboxes.get(binding.sandbox)
+                if sandbox.capabilities.inherits_descriptors:
+                    await held.enter_async_context(self._start_slots.hold())
+                async with self._freeing_capacity:
+                    if (shortage := self._capacity.find_shortage()) is not None:
+                        await free_capacity(
+                            (HostFolder(self._root, entry.name) for entry in self._root.iterdir()), shortage
+                        )
+                await self._reap()
+                enclosure, configuration = self._plans.plan(binding, folder, directory, sandbox)
+                if folder.read_main_pid() is not None:
+                    await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
+                if sandbox.capabilities.inherits_descriptors:
+                    started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
+                else:
+                    starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
+                    started = await wait_to_completion(starting)
+                self._started.add(started)
+            finally:
+                os.close(alive_fd)
+            async with limit_while_starting(partial(self._limit, folder, binding)):
+                return await self._connect(folder, binding)
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}
