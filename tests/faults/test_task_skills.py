@@ -56,7 +56,9 @@ async def check(cluster: FaultCluster, conversation_id: str) -> None:
     assert [path.name for path in installed.iterdir()] == ["pdf"]
 
 
-@pytest.mark.parametrize("failpoint", ["tool.skills_drafted", "tool.before_run", "tool.after_result"])
+@pytest.mark.parametrize(
+    "failpoint", ["tool.skills_drafted", "tool.skills_renamed", "tool.before_run", "tool.after_result"]
+)
 async def test_killed_installation_is_completed(cluster: FaultCluster, failpoint: str) -> None:
     folder, environment = make_skills(cluster)
     cluster.start_controller()
