@@ -76,9 +76,8 @@ def parse_skill_source(text: str) -> SkillSource:
         return SkillSource("folder", _parse_folder(text), "", _parse_folder(text))
     address, _, pin = text.removeprefix("git+").partition("#")
     kind: Literal["git", "archive"] = "git" if text.startswith("git+") else "archive"
-    return SkillSource(
-        kind, address, pin.removeprefix("sha256=").lower(), _parse_place(address, _PORTS[urlsplit(address).scheme])
-    )
+    place = _parse_place(address, _PORTS[urlsplit(address).scheme])
+    return SkillSource(kind, address, pin.removeprefix("sha256=").lower(), place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -429,17 +429,17 @@ def test_failed_installation_of_skills_has_their_error_code() -> None:
     assert core.state.lifecycle.error_code == "skills_unavailable"
 
 
-@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "incomplete"])
-def test_skills_wait_for_a_whole_survey(workspace: Path, is_stopped: bool) -> None:
+@pytest.mark.parametrize("ended", ["stopped", "paused", "error"])
+def test_skills_wait_for_a_whole_survey(workspace: Path, ended: str) -> None:
     core = Core("Fix it.", surveys=True, skills=("/srv/skills",))
     core.run()
-    if is_stopped:
-        core.ask("stopped")
-        assert core.run() == Rest()
+    if ended == "error":  # the survey is incomplete
+        core.put(SurveyObservation(cause=4))
     else:
-        assert core.observe(4, SurveyObservation(cause=4)) == Rest()
-    assert core.states()[-1] == ("stopped" if is_stopped else "error")
-    assert core.state.lifecycle.error_code == ("" if is_stopped else "skills_unavailable")
+        core.ask(ended)
+    assert core.run() == Rest()
+    assert core.states()[-1] == ended
+    assert core.state.lifecycle.error_code == ("skills_unavailable" if ended == "error" else "")
     assert recalled(core) == []
     core.ask("running")
     waiting = core.run()
