@@ -291,6 +291,7 @@ class SurveyObservation(Observation):
         failure: why a server or a skill of the task cannot be used; empty if all can.
         failure_code: the code of the error; empty for that of a server.
         left_out: why skills of the task, or servers of skills, cannot be used; None if all can.
+        has_installed: skills of the task were installed; None if not.
     """
 
     kind: Literal["observation.survey"] = "observation.survey"
@@ -302,6 +303,12 @@ class SurveyObservation(Observation):
     failure: str = ""
     failure_code: str = ""
     left_out: tuple[str, ...] | None = None
+    has_installed: Literal[True] | None = None
+
+    @property
+    def workspace_use(self) -> WorkspaceUse:  # type: ignore[override]  # of other kinds, that of the class
+        """Whether it changed files of the workspace."""
+        return WorkspaceUse.CHANGED if self.has_installed else WorkspaceUse.NONE
 
     @property
     def sentence(self) -> str:

@@ -32,6 +32,7 @@ MAX_SKILL_SOURCES = 8
 ALL_TENANTS = "*"
 _PATH = re.compile(r"(/[A-Za-z0-9._~+@-]+)+/?")
 _PORTS = {"https": 443, "http": 80}
+_NO_PORT = -1
 _SKILL_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FORMS = "write git+https://HOST/PATH#COMMIT, https://HOST/PATH.tar.gz#sha256=DIGEST, or /PATH"
 
@@ -57,6 +58,11 @@ class SkillSource:
         parts = urlsplit(self.address)
         return render_authority(*parse_authority(parts.netloc, _PORTS[parts.scheme]))
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The place, and the same with its port."""
+        return (self.place, *([] if self.kind == "folder" else [self.authority + _find_path(self.address)]))
+
 
 def parse_skill_source(text: str) -> SkillSource:
     """Parse a source.
@@ -64,13 +70,14 @@ def parse_skill_source(text: str) -> SkillSource:
     Raises:
         ValueError: it has another form, or an ambiguous address; the text says what to write.
     """
-    if len(text) > MAX_SOURCE_CHARS or not re.match(SKILL_SOURCE_PATTERN, text):
+    if len(text) > MAX_SOURCE_CHARS or not re.fullmatch(SKILL_SOURCE_PATTERN, text):
         raise ValueError(f"{text[:200]!a} is not a source of skills with a pin: {_FORMS}")
     if text.startswith("/"):
         return SkillSource("folder", _parse_folder(text), "", _parse_folder(text))
     address, _, pin = text.removeprefix("git+").partition("#")
     kind: Literal["git", "archive"] = "git" if text.startswith("git+") else "archive"
-    return SkillSource(kind, address, pin.removeprefix("sha256=").lower(), _parse_place(address))
+    place = _parse_place(address, _PORTS[urlsplit(address).scheme])
+    return SkillSource(kind, address, pin.removeprefix("sha256=").lower(), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,8 @@ class SkillSourceRule:
 
     Attributes:
         tenant: the tenant that may name them; `ALL_TENANTS` for every conversation.
-        place: a host, or a host and a path, or a folder; what is below it is meant too.
+        place: a host, or a host and a path, or a folder; what is below it is meant too. A host without a port means
+            the usual one of either scheme.
     """
 
     tenant: str
@@ -95,12 +103,13 @@ class SkillSourceRule:
         tenant, mark, place = text.rpartition("=")
         if mark and not tenant:
             raise ValueError(f"{text!r} has no tenant before the `=`")
-        place = _parse_folder(place) if place.startswith("/") else _parse_place(f"https://{place}")
+        place = _parse_folder(place) if place.startswith("/") else _parse_place(f"https://{place}", _NO_PORT)
         return cls(tenant or ALL_TENANTS, place)
 
     def allows(self, source: SkillSource, tenant: str) -> bool:
         """Return whether a tenant may name a source."""
-        is_below = source.place == self.place or source.place.startswith(f"{self.place.rstrip('/')}/")
+        below = f"{self.place.rstrip('/')}/"
+        is_below = any(place == self.place or place.startswith(below) for place in source.places)
         return is_below and self.tenant in (ALL_TENANTS, tenant)
 
 
@@ -143,13 +152,16 @@ def _parse_folder(text: str) -> str:
     return str(PurePosixPath("/" + text.lstrip("/")))
 
 
-def _parse_place(address: str) -> str:
+def _parse_place(address: str, usual_port: int) -> str:
     parts = urlsplit(address)
     if (parts.path and not _PATH.fullmatch(parts.path)) or {".", ".."} & set(parts.path.split("/")) or parts.query:
         raise ValueError(
             f"{address[:200]!a} has a path with unusual characters: letters, digits and `._~+@-` between single "
             "slashes are allowed, and no query"
         )
-    host, port = parse_authority(parts.netloc, _PORTS[parts.scheme])
-    named = render_authority(host, port).removesuffix(f":{_PORTS[parts.scheme]}")
-    return f"{named}{parts.path.rstrip('/')}"
+    named = render_authority(*parse_authority(parts.netloc, usual_port)).removesuffix(f":{usual_port}")
+    return named + _find_path(address)
+
+
+def _find_path(address: str) -> str:
+    return urlsplit(address).path.rstrip("/")

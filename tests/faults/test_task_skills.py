@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from broker.contract.agent_state import AgentState
-from broker.contract.observations import CmdOutputObservation
+from broker.contract.events import AgentSpec, LLMSpec
+from broker.contract.observations import CmdOutputObservation, ErrorObservation, SurveyObservation
 from broker.contract.recall import RecallObservation
 from broker.runtime import UsageError
 from controller_worker.loop.replay import replay
 from tests.faults.harness import FaultCluster
+from tests.faults.test_host_kills import end
 from tests.trees import write_files
 from tests.turns import bash, finish
+from tool_worker.workspace.checkpoints.checkpointing import LOST
 
 PDF = "---\nname: pdf\ndescription: Reads PDFs.\n---\nSee references/pages.md."
 READ = bash("cat .agents/skills/pdf/references/pages.md; sh .agents/skills/pdf/scripts/count.sh")
@@ -53,7 +56,9 @@ async def check(cluster: FaultCluster, conversation_id: str) -> None:
     assert [path.name for path in installed.iterdir()] == ["pdf"]
 
 
-@pytest.mark.parametrize("failpoint", ["tool.skills_drafted", "tool.before_run", "tool.after_result"])
+@pytest.mark.parametrize(
+    "failpoint", ["tool.skills_drafted", "tool.skills_renamed", "tool.before_run", "tool.after_result"]
+)
 async def test_killed_installation_is_completed(cluster: FaultCluster, failpoint: str) -> None:
     folder, environment = make_skills(cluster)
     cluster.start_controller()
@@ -62,6 +67,28 @@ async def test_killed_installation_is_completed(cluster: FaultCluster, failpoint
     assert await cluster.until_ended("victim", limit=60) == -9
     cluster.start_tool("survivor", **environment)
     await check(cluster, cid)
+
+
+async def test_loss_of_installed_skills_is_said_before_the_first_action(cluster: FaultCluster) -> None:
+    folder, environment = make_skills(cluster)
+    roots = {name: cluster.root / name for name in ("n1", "n2")}
+    nodes = [
+        {"DECKHANDS_NODE": name, "DECKHANDS_NODE_DIR": str(root), "DECKHANDS_NODE_LOST_SECONDS": "4"}
+        for name, root in roots.items()
+    ]
+    cluster.start_controller()
+    cluster.start_tool("n1", **environment, **nodes[0], DECKHANDS_FAILPOINTS="tool.after_append:kill@1")
+    agent = AgentSpec(llm=LLMSpec(model=cluster.script(READ, READ, finish())), enable_workspace_skills=True)
+    cid = await cluster.client.submit("do it", agent=agent, skills=[folder])
+    assert await cluster.until_ended("n1", limit=60) == -9
+    await end(roots["n1"], cid)
+    cluster.start_tool("n2", **environment, **nodes[1])
+    await cluster.settle([cid])
+    events = await cluster.client.events(cid)
+    assert [event.has_installed for event in events if isinstance(event, SurveyObservation)] == [True]
+    (lost,) = [event for event in events if isinstance(event, ErrorObservation)]
+    assert (lost.content, lost.error_id) == (LOST, "workspace_lost")
+    await end(roots["n2"], cid)
 
 
 async def test_refused_skills_are_an_error_until_the_operator_allows_them(cluster: FaultCluster) -> None:

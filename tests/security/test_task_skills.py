@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import tarfile
 import threading
@@ -27,6 +28,7 @@ from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.opening import skill_installer
 from tool_worker.workspace.opening.skill_installer import CACHE, MAX_ARCHIVE_BYTES, MAX_CACHED, SkillInstaller
 
 CID = "conversation"
@@ -116,17 +118,17 @@ def pin(address: str, content: bytes) -> str:
     return f"http://{address}#sha256={sha256(content).hexdigest()}"
 
 
+def git(place: Path, *words: str) -> str:
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    return subprocess.run(["git", *who, *words], cwd=place, check=True, capture_output=True, text=True).stdout
+
+
 def commit(place: Path, files: dict[str, str]) -> str:
     """Commit files, for a server that knows nothing of Git, and return the commit."""
     write_files(place, files)
-
-    def git(*words: str) -> str:
-        who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-        return subprocess.run(["git", *who, *words], cwd=place, check=True, capture_output=True, text=True).stdout
-
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"], ["update-server-info"]):
-        git(*words)
-    return git("rev-parse", "HEAD").strip()
+        git(place, *words)
+    return git(place, "rev-parse", "HEAD").strip()
 
 
 async def test_archive_is_fetched_once_and_installed_hidden_from_git(node: Node, tmp_path: Path) -> None:
@@ -164,6 +166,39 @@ async def test_repository_is_fetched_at_its_commit(node: Node, tmp_path: Path, i
         other = f"git+http://{host}/team/.git#{'1' * 40}"
         with pytest.raises(SkillsUnavailable, match="cannot be cloned"):
             await node.install(other, tenant="acme")
+
+
+@pytest.mark.parametrize(("ref", "is_taken"), [("refs/tags/v1", True), ("refs/pull/1/head", False)])
+async def test_pinned_commit_is_on_a_branch_or_tag(node: Node, tmp_path: Path, ref: str, is_taken: bool) -> None:
+    place = tmp_path / "web" / "team"
+    first = commit(place, {"README.md": "Ours."})
+    theirs = commit(place, SKILLS)
+    for words in (["update-ref", ref, theirs], ["reset", "-q", "--hard", first], ["update-server-info"]):
+        git(place, *words)
+    with served(tmp_path / "web") as host:
+        node.rules = (f"{host}/team",)
+        source = f"git+http://{host}/team/.git#{theirs}"
+        if is_taken:
+            await node.install(source)
+        else:
+            assert "cannot be cloned" in await node.refusal(source)
+
+
+async def test_damaged_cache_is_fetched_again(node: Node, tmp_path: Path) -> None:
+    content = pack(SKILLS)
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "skills.tar.gz").write_bytes(content)
+    with served(tmp_path / "web") as host:
+        node.rules = (host,)
+        source = pin(f"{host}/skills.tar.gz", content)
+        await node.install(source)
+        (cached,) = (node.root / CACHE).glob("*.tar")
+        whole, before = cached.read_bytes(), node.installed
+        for damaged in (b"", whole[:700], whole[:1100], bytes(len(whole))):
+            cached.write_bytes(damaged)
+            shutil.rmtree(node.workspace / ".agents")
+            await node.install(source)
+            assert (node.installed, cached.read_bytes()) == (before, whole)
 
 
 async def test_folder_of_the_operator_is_installed(node: Node, tmp_path: Path) -> None:
@@ -304,15 +339,49 @@ async def test_own_skill_of_the_workspace_is_kept_and_named(node: Node, tmp_path
     assert [notice.split(" ")[2] for notice in node.notices] == ["csv", "pdf"]
 
 
-async def test_draft_of_a_killed_worker_is_completed(node: Node, tmp_path: Path) -> None:
+async def test_draft_of_a_killed_worker_is_completed(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_files(tmp_path / "srv", SKILLS)
     node.rules = (f"{tmp_path}/srv",)
+    drafts: list[str] = []
+
+    def observe(name: str) -> None:
+        if name == "tool.skills_drafted":
+            drafts.extend(path.name for path in (node.workspace / ".agents" / "skills").glob(".new-*"))
+
+    monkeypatch.setattr(skill_installer, "failpoint", observe)
     await node.install(f"{tmp_path}/srv")
+    (draft,) = drafts
     whole = node.installed
     top = node.workspace / ".agents" / "skills"
-    (top / "pdf").rename(top / ".new-of-another-worker")
+    (top / draft).mkdir()  # as after the last rename
     await node.install(f"{tmp_path}/srv")
-    assert {name: text for name, text in node.installed.items() if not name.startswith(".new")} == whole
+    assert sorted(path.name for path in top.iterdir()) == ["csv", "pdf"]
+    (top / draft).mkdir()
+    (top / "pdf").rename(top / draft / "pdf")
+    await node.install(f"{tmp_path}/srv")
+    assert node.installed == whole
+    assert sorted(path.name for path in top.iterdir()) == ["csv", "pdf"]
+
+
+async def test_draft_that_is_replaced_by_a_link_moves_nothing(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path / "srv", SKILLS)
+    write_files(tmp_path / "other", {"pdf/SKILL.md": "Another workspace's."})
+    node.rules = (f"{tmp_path}/srv",)
+
+    def replace(name: str) -> None:
+        if name == "tool.skills_drafted":
+            (draft,) = (node.workspace / ".agents" / "skills").glob(".new-*")
+            draft.rename(draft.with_name("moved"))
+            draft.symlink_to(tmp_path / "other")
+
+    monkeypatch.setattr(skill_installer, "failpoint", replace)  # a program of the workspace, at the worst moment
+    with pytest.raises(SkillsUnavailable, match=r"Not a directory|symbolic links"):
+        await node.install(f"{tmp_path}/srv")
+    assert (tmp_path / "other" / "pdf" / "SKILL.md").read_text() == "Another workspace's."
 
 
 async def test_cache_keeps_what_was_used_last(node: Node) -> None:

@@ -4,7 +4,7 @@ Only a tool worker can read a workspace. So the survey is an action of the envir
 both hidden from the model. The log stays the only source, and a replay needs no workspace.
 
 Holds: a message is recalled whatever the outcome of the survey, except that a task that names skills waits for a
-survey that has not failed. A workspace that cannot be read counts as empty. A stop
+survey that was neither stopped nor failed. A workspace that cannot be read counts as empty. A stop
 does not wait for the answer. A script is started once, and its failure does not stop the work.
 Differs: the output of a failed setup script is shown to the model. No hook is written into a directory named by a user,
 where it would also run outside the sandbox.
@@ -48,6 +48,7 @@ MAX_ATTEMPTS = 3
 FAILED_CODE = "mcp_server_unavailable"
 SKILLS_CODE = "skills_unavailable"
 """As tool workers name it, see `tool_worker.errors.SkillsUnavailable`."""
+INCOMPLETE = "The skills of the task cannot be used: the search of the workspace did not end."
 SCRIPT_LIMIT_SECONDS = 600.0
 """As in the original (10.1)."""
 
@@ -73,7 +74,7 @@ class Survey:
         attempts: number of attempts.
         answer_id: the event with the answer; 0 for none.
         scripts: scripts still to run, or in flight.
-        has_failed: an MCP server or a skill of the task cannot be used.
+        has_failed: an MCP server or a skill of the task cannot be used; also if a survey with skills was stopped.
         is_repeated: a user has resumed the conversation after such a failure.
     """
 
@@ -111,8 +112,10 @@ def _is_first_message(state: State) -> bool:
 
 
 def lacks_skills(state: State) -> bool:
-    """Return whether the survey has failed that was to install the task's skills; the next one shows them."""
-    return state.survey.has_failed and bool(state.setup.skills)
+    """Return whether the task's skills are not installed, because the survey has failed or a stop comes before it."""
+    survey, message = state.survey, state.inbox.message
+    is_due = not survey.is_over and message is not None and message.is_first
+    return bool(state.setup.skills) and (survey.has_failed or is_due)
 
 
 def is_survey(state: State, action: Action) -> bool:
@@ -154,9 +157,11 @@ def find_failure(state: State, event: Observation) -> tuple[str, str] | None:
     survey = state.survey
     if not 0 != survey.action_id == event.cause or survey.is_over or event.source is EventSource.AGENT:
         return None
-    if isinstance(event, SurveyObservation):
-        return (event.failure, event.failure_code or FAILED_CODE) if event.failure else None
     setup = state.setup
+    if isinstance(event, SurveyObservation):
+        if event.failure:
+            return event.failure, event.failure_code or FAILED_CODE
+        return None if event.is_complete or not setup.skills else (INCOMPLETE, SKILLS_CODE)
     if not (setup.mcp_servers or setup.skills) or _is_unknown(survey, event):
         return None
     return event.content, FAILED_CODE if setup.mcp_servers else SKILLS_CODE
@@ -204,8 +209,8 @@ def _after_observation(survey: Survey, answer: Observation, state: State) -> Sur
     is_read = is_answer and state.setup.agent.enable_workspace_skills
     answer_id, scripts = (answer.id, _find_due_scripts(state, answer)) if is_read else (survey.answer_id, ())
     has_failed = find_failure(state, answer) is not None
-    if has_failed and state.setup.skills:
-        scripts = ()  # they run before the first step, after the next survey
+    if state.setup.skills and (has_failed or not is_answer):
+        has_failed, scripts = True, ()  # they run before the first step, after the next survey
     return Survey(0, survey.attempts, answer_id, is_over=True, scripts=scripts, has_failed=has_failed)
 
 
@@ -214,7 +219,7 @@ def _is_unknown(survey: Survey, answer: Observation) -> bool:
 
 
 def _after_request(survey: Survey, event: Event, state: State) -> Survey:
-    """Repeat a failed survey when a user resumes the conversation."""
+    """Repeat a failed survey when a user resumes the conversation; with skills, also a stopped one."""
     if not (survey.has_failed and is_run_request(event)):
         return survey
     return Survey(answer_id=survey.answer_id, is_repeated=True)

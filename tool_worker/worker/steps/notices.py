@@ -6,7 +6,7 @@ an observation of the host, and only once.
 
 from __future__ import annotations
 
-from broker.contract import Observation, OutcomeUnknownObservation, WorkspaceUse
+from broker.contract import Observation, OutcomeUnknownObservation, SurveyObservation, WorkspaceUse
 from tool_worker.worker.node.quota import WorkspaceQuota
 from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
@@ -37,7 +37,8 @@ class Notices:
             self.refusals += len(refused)
             listed = "".join(f"\n- {text}" for text in refused)
             notices.append(f"[The proxy of this workspace refused:{listed}]")
-        may_have_grown = observation.workspace_use is WorkspaceUse.CHANGED
+        is_read = not isinstance(observation, SurveyObservation)  # the model reads no survey
+        may_have_grown = is_read and observation.workspace_use is WorkspaceUse.CHANGED
         if self._quota is not None and may_have_grown:
             notices.append(await self._quota.make_notice(run.conversation_id))
         if self._held is not None:

@@ -91,6 +91,7 @@ async def install_skills(installer: SkillInstaller, log: EventLog, run: ActionRu
     except SkillsUnavailable as error:
         return SurveyObservation(failure=str(error), failure_code=error.code)
     observation = await rest(run)
-    if not left_out or not isinstance(observation, SurveyObservation):
+    if not isinstance(observation, SurveyObservation):
         return observation
-    return observation.model_copy(update={"left_out": (*left_out, *(observation.left_out or ()))})
+    named = (*left_out, *(observation.left_out or ())) or None
+    return observation.model_copy(update={"has_installed": True, "left_out": named})

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -171,10 +171,12 @@ class SandboxedGit:
         password: str = "",
         address: str = "",
         local: Path | None = None,
+        refs: Sequence[str] = ("refs/*",),
     ) -> str:
         """Clone a repository into an empty directory and return its commit.
 
         Args:
+            refs: Where a commit is looked for; forges keep unreviewed ones in `refs/pull/*` and the like.
             address: The clone's `origin`; if empty, the source's own address.
             local: The repository, or the bundle, on this machine that the source means.
 
@@ -196,7 +198,7 @@ class SandboxedGit:
             look=lambda: measure(directory, limits),
         )
         for step in [
-            *_plan_steps(source, local),
+            *_plan_steps(source, local, refs),
             *([["remote", "set-url", "--", "origin", address]] if address else []),
         ]:
             if local is not None or step[0] not in REACHING_OUT:
@@ -318,7 +320,7 @@ def _make_credentials(source: GitSource, password: str) -> tuple[dict[str, str],
     return {f"credential.{server}.helper": helper}, variables
 
 
-def _plan_steps(source: GitSource, local: Path | None) -> list[list[str]]:
+def _plan_steps(source: GitSource, local: Path | None, refs: Sequence[str]) -> list[list[str]]:
     """Return the git commands, in order."""
     depth = [f"--depth={source.depth}"] if source.depth else []
     url = source.url
@@ -327,10 +329,11 @@ def _plan_steps(source: GitSource, local: Path | None) -> list[list[str]]:
     if not _COMMIT.fullmatch(source.ref):
         branch = [f"--branch={source.ref}"] if source.ref else []
         return [["clone", "--quiet", "--template=", *depth, *branch, "--", url, "."]]
+    wanted = [f"+{ref}:refs/remotes/origin/{ref.removeprefix('refs/')}" for ref in refs]
     return [
         ["init", "--quiet", "--template="],
         ["remote", "add", "origin", url],
-        ["fetch", "--quiet", *depth, "origin", *([source.ref] if depth else ["+refs/*:refs/remotes/origin/*"])],
+        ["fetch", "--quiet", *depth, "origin", *([source.ref] if depth else wanted)],
         ["checkout", "--quiet", "--detach", source.ref],
     ]
 

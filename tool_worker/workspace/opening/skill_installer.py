@@ -1,6 +1,6 @@
 """Installs the skills that a task names in its workspace: from a Git repository, an archive or a folder.
 
-    <node directory>/.skills/<hash of source and pin>.tar      the skills of a source, checked
+    <node directory>/.skills/<hash of source and pin>.tar      the skills of a source, checked, then a digest
     <workspace>/.agents/skills/NAME/                            a skill, with a .gitignore that hides it from Git
 
 Holds:
@@ -22,8 +22,9 @@ import os
 import shutil
 import socket
 import tarfile
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -63,8 +64,11 @@ TREE_LIMITS = TreeLimits(files=50_000, bytes=256 * 2**20)
 """Of an unpacked archive, or of a repository with its history."""
 INSTALL_LIMITS = TreeLimits(files=10 * MAX_FILES, bytes=2 * MAX_BYTES)
 DOWNLOAD_SECONDS = 120.0
+REVIEWED = ("refs/heads/*", "refs/tags/*")
+"""Without the requests of strangers, which forges keep in the same repository."""
 INSTALLED = SKILL_FOLDERS[-1]
 DRAFT = ".new-"
+DIGEST_BYTES = 32
 IGNORE_ALL = b"*\n"
 SETTING = "The operator of the tool workers names places in DECKHANDS_SKILL_SOURCES."
 Tree = Mapping[str, tuple[bytes, bool]]
@@ -141,8 +145,8 @@ class SkillInstaller:
         file = self._cache / f"{name}.tar"
         lock = self._fetching.setdefault(name, asyncio.Lock())
         async with lock:
-            with suppress(FileNotFoundError):
-                return await asyncio.to_thread(_read_cached, file)
+            if (cached := await asyncio.to_thread(_read_cached, file)) is not None:
+                return cached
             self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
             return await self._fetch(source, file)
 
@@ -155,7 +159,8 @@ class SkillInstaller:
             if source.kind == "git":
                 require_git()
                 git = SandboxedGit(await self._sandbox(), self._gate)
-                commit = await git.clone(GitSource(url=source.address, ref=source.pin), tree, TREE_LIMITS)
+                wanted = GitSource(url=source.address, ref=source.pin)
+                commit = await git.clone(wanted, tree, TREE_LIMITS, refs=REVIEWED)
                 if commit != source.pin:
                     raise SkillsUnavailable(f"{source.address} has the commit {commit}, not {source.pin}.")
             else:
@@ -276,8 +281,10 @@ def _pack_skills(directory: Directory, source: SkillSource) -> bytes:
     return _pack(named)
 
 
-def _find_folder(path: str, folders: Iterable[str]) -> str | None:
-    return next((folder for folder in folders if path.startswith(folder)), None)
+def _find_folder(path: str, folders: Sequence[str]) -> str | None:
+    """Return the folder that a path is in; the folders are sorted, and none is inside another."""
+    at = bisect_right(folders, path)  # so only the last one that is not after the path can hold it
+    return folders[at - 1] if at and path.startswith(folders[at - 1]) else None
 
 
 def _pack(skills: Mapping[str, Tree], *, below: str = "") -> bytes:
@@ -302,8 +309,16 @@ def _read_packed(content: bytes) -> dict[str, Tree]:
     return {**skills}
 
 
-def _read_cached(file: Path) -> bytes:
-    content = file.read_bytes()
+def _read_cached(file: Path) -> bytes | None:
+    """Return a tar file of the cache; None if there is none, or a damaged one, as after a loss of power."""
+    try:
+        kept = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    content, digest = kept[:-DIGEST_BYTES], kept[-DIGEST_BYTES:]
+    if sha256(content).digest() != digest:
+        file.unlink(missing_ok=True)
+        return None
     with suppress(OSError):
         os.utime(file)
     return content
@@ -311,7 +326,7 @@ def _read_cached(file: Path) -> bytes:
 
 def _keep(draft: Path, content: bytes, file: Path) -> None:
     """Add to the cache, and remove what was used least recently."""
-    draft.write_bytes(content)
+    draft.write_bytes(content + sha256(content).digest())
     draft.replace(file)
     kept = sorted(file.parent.glob("*.tar"), key=_read_time, reverse=True)
     for old in kept[MAX_CACHED:]:
@@ -329,18 +344,22 @@ def _install(workspace: Directory, content: bytes) -> list[str]:
     """Put the skills of a tar file into a workspace, and return why some are left out."""
     skills = _read_packed(content)
     missing = {name: files for name, files in skills.items() if _read_skill(workspace, name) is None}
+    draft = f"{DRAFT}{sha256(content).hexdigest()[:16]}"
     if missing:
-        draft = f"{DRAFT}{sha256(content).hexdigest()[:16]}"
         Unpacking(workspace, INSTALL_LIMITS).unpack(_pack(missing, below=f"{INSTALLED}/{draft}/"), "tar")
         failpoint("tool.skills_drafted")
+    with ExitStack() as opened:
+        # Open from here on: a program may replace each name by a link.
         home = workspace.open(INSTALLED, os.O_RDONLY | os.O_DIRECTORY, follows_links=False)
-        try:
+        opened.callback(os.close, home)
+        if missing:
+            source = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=home)
+            opened.callback(os.close, source)
             for name in missing:
                 with suppress(OSError):  # a folder of this name has appeared meanwhile
-                    os.rename(f"{draft}/{name}", name, src_dir_fd=home, dst_dir_fd=home)
-            shutil.rmtree(draft, ignore_errors=True, dir_fd=home)
-        finally:
-            os.close(home)
+                    os.rename(name, name, src_dir_fd=source, dst_dir_fd=home)
+            failpoint("tool.skills_renamed")
+        shutil.rmtree(draft, ignore_errors=True, dir_fd=home)
     return [
         f"the skill {name} of the task is left out: the workspace has its own {INSTALLED}/{name}"
         for name, files in skills.items()

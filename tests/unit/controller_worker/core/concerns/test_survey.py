@@ -28,9 +28,9 @@ from controller_worker.core.concerns.survey import (
     parse_survey_skills,
     parse_survey_skills_in_turns,
 )
-from controller_worker.core.effects import AwaitTools, CallModel, Effect
+from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.core.recall import MAX_WORDS
-from tests.controller_parts import Core, messages_of
+from tests.controller_parts import Core, check_snapshots, messages_of
 from tests.scenarios import play
 from tests.trees import write_files
 from tool_worker.host.configuration import DEFAULT_OUTPUT_LIMIT_BYTES
@@ -427,3 +427,26 @@ def test_failed_installation_of_skills_has_their_error_code() -> None:
     core.run()
     core.observe(4, ErrorObservation(content="The disk is full.", cause=4))
     assert core.state.lifecycle.error_code == "skills_unavailable"
+
+
+@pytest.mark.parametrize("ended", ["stopped", "paused", "error"])
+def test_skills_wait_for_a_whole_survey(workspace: Path, ended: str) -> None:
+    core = Core("Fix it.", surveys=True, skills=("/srv/skills",))
+    core.run()
+    if ended == "error":  # the survey is incomplete
+        core.put(SurveyObservation(cause=4))
+    else:
+        core.ask(ended)
+    assert core.run() == Rest()
+    assert core.states()[-1] == ended
+    assert core.state.lifecycle.error_code == ("skills_unavailable" if ended == "error" else "")
+    assert recalled(core) == []
+    core.ask("running")
+    waiting = core.run()
+    assert isinstance(waiting, AwaitTools)
+    (asked,) = waiting.action_ids
+    core.observe(asked, surveyed(workspace).model_copy(update={"cause": asked}))
+    (recall,) = recalled(core)
+    assert [skill.name for skill in recall.available_skills or ()] == ["pdf"]
+    assert core.state.lifecycle.agent_state is AgentState.RUNNING
+    check_snapshots(core)
