@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import Celery
 from celery.result import AsyncResult
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 from redis import exceptions as redis_errors
 
 from broker.celery.app import make_connection_settings
@@ -30,8 +30,8 @@ class SentTaskState:
         is_known: False if it was never sent, waits in its queue, or runs without reporting so.
         is_ready: it has ended.
         error: how it failed; empty if it succeeded or has not ended.
-        is_unsure: the error is one of a broker or result backend. Celery records it for a task that ran and whose
-            result could not be stored, too.
+        is_unsure: the error is one of a broker, a result backend, or the encoding. Celery records it for a task that
+            ran and whose result could not be stored, too.
         value: its return value.
     """
 
@@ -93,7 +93,7 @@ class TaskSender:
         if state in READY_STATES:
             found = result.result
             error = f"{type(found).__name__}: {found}" if isinstance(found, BaseException) else str(found)
-            is_unsure = isinstance(found, self._recorded_errors)
+            is_unsure = isinstance(found, (EncodeError, *self._recorded_errors))
             return SentTaskState(is_known=True, is_ready=True, error=error or state, is_unsure=is_unsure)
         return SentTaskState(is_known=state != "PENDING", is_ready=False)
 

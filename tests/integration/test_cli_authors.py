@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from deckhands import Client
 from deckhands.server import Operations
 from tests.integration.command_line import CommandLine
 
@@ -80,8 +81,36 @@ def test_failed_verb_is_not_recorded(command: CommandLine) -> None:
     assert command.ask(lambda client: Operations(client.store).latest()) == []
 
 
-@pytest.mark.parametrize("verb", [("notes", "shop"), ("notes", "shop", "--write", "x", "--local")])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("notes", "shop"),
+        ("notes", "shop", "--write", "x", "--local"),
+        ("checkpoint", "c1", "--list"),
+        ("secret", "c1"),
+        ("store", "shards"),
+    ],
+)
 def test_author_without_effect_is_refused(command: CommandLine, verb: Sequence[str]) -> None:
     done = command(*verb, *WHO)
     assert done.code == 2
     assert "--by and --reason have no effect here" in done.err
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize(
+    "verb", [("key", "add", "page", "--tenant", "acme"), ("webhook", "add", "https://1.1.1.1/hook")]
+)
+def test_secret_is_shown_though_the_author_cannot_be_recorded(
+    command: CommandLine, verb: Sequence[str], is_json: bool
+) -> None:
+    """It cannot be shown again."""
+
+    async def break_record(client: Client) -> None:
+        await client.store.call("SET", client.store.all_shards[0].operations, "no list")
+
+    command.ask(break_record)
+    done = command(*verb, *WHO, *["--json"] * is_json)
+    assert done.code != 0
+    assert "WRONGTYPE" in done.err
+    assert len(done.out.strip()) > 20

@@ -147,6 +147,7 @@ def checkpoint(options: CheckpointOptions) -> None:
     """Save a workspace now. Another node can restore it, and forks start with it."""
     conversation_id = options.conversation_id
     if options.is_listing:
+        refuse_author("--list changes nothing")
         events = on_conversation(
             conversation_id, lambda client: WorkspaceFiles(client.store).checkpoints(conversation_id)
         )

@@ -18,7 +18,6 @@ from deckhands.server import (
     DEFAULT_BODY_BYTES,
     DEFAULT_REQUESTS_PER_MINUTE,
     DEFAULT_STREAMS,
-    ApiKey,
     ApiKeys,
     ListedKey,
     Scope,
@@ -93,8 +92,8 @@ def add(options: AddKeyOptions) -> None:
     """Create a key and print it. It cannot be shown again."""
     life = None if options.expires is None else timedelta(seconds=parse_duration(options.expires, "--expires"))
 
-    async def create(client: Client) -> tuple[ApiKey, str]:
-        return await ApiKeys(client.store).add(
+    async def create(client: Client) -> None:
+        made, token = await ApiKeys(client.store).add(
             options.name,
             tenant=options.tenant,
             scopes=map(Scope, options.scopes),
@@ -103,13 +102,13 @@ def add(options: AddKeyOptions) -> None:
             body_bytes=options.body_bytes,
             streams=options.streams,
         )
+        if options.as_json:
+            print_json({"id": made.id, "token": token})
+        else:
+            note(f"The key {made.id} is shown once:")
+            print_text(token)
 
-    made, token = on_cluster(recording(create, "key.add", f"{options.name} for {options.tenant}"))
-    if options.as_json:
-        print_json({"id": made.id, "token": token})
-        return
-    note(f"The key {made.id} is shown once:")
-    print_text(token)
+    on_cluster(recording(create, "key.add", f"{options.name} for {options.tenant}"))
 
 
 @key.command()

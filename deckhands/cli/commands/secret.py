@@ -11,7 +11,7 @@ import click
 
 from broker.runtime import UsageError
 from broker.secrets import SecretReference, SecretValue, check_secret
-from deckhands.cli.authorship import author_options, recording
+from deckhands.cli.authorship import author_options, recording, refuse_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.conversation_ids import conversation_argument
 from deckhands.cli.options import json_option
@@ -54,6 +54,7 @@ def secret(options: SecretOptions) -> None:
     settings = CliSettings.from_env()
     conversation_id, name = options.conversation_id, options.name
     if name is None:
+        refuse_author("without NAME, nothing changes")
         names = on_conversation(conversation_id, lambda client: client.secrets.list_names(conversation_id))
         if options.as_json:
             print_json({"names": names})

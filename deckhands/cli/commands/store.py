@@ -8,7 +8,7 @@ import click
 
 from broker.coordination import raise_shards
 from broker.runtime import format_count
-from deckhands.cli.authorship import author_options, recording
+from deckhands.cli.authorship import author_options, recording, refuse_author
 from deckhands.cli.command_group import with_options
 from deckhands.cli.options import json_option
 from deckhands.client import Client, note, on_cluster, print_json, print_text
@@ -42,6 +42,7 @@ def shards(options: ShardsOptions) -> int:
     half a minute for the workers to read the new shards; exit code 1: some do not yet.
     """
     if options.number is None:
+        refuse_author("without NUMBER, nothing changes")
         numbers = on_cluster(_read_numbers)
         if options.as_json:
             print_json({"shards": numbers[-1], "before": list(numbers[:-1])})

@@ -92,18 +92,18 @@ def add(options: AddWebhookOptions) -> None:
     conversation_id = check_conversation_id(options.conversation_id) if options.conversation_id else ""
     rules = parse_networks(BrokerSettings.from_env().webhook_private)
 
-    async def added(client: Client) -> tuple[Webhook, str]:
+    async def create(client: Client) -> None:
         await resolve_address(options.url, rules)
         if conversation_id:
             await client.row(conversation_id)
-        return await _repository(client).add(options.tenant, options.url, events, conversation_id)
+        hook, secret = await _repository(client).add(options.tenant, options.url, events, conversation_id)
+        if options.as_json:
+            print_json({"id": hook.id, "secret": secret})
+        else:
+            note(f"The secret of the webhook {hook.id} is shown once:")
+            print_text(secret)
 
-    hook, secret = on_cluster(recording(added, "webhook.add", options.url[:200]))
-    if options.as_json:
-        print_json({"id": hook.id, "secret": secret})
-        return
-    note(f"The secret of the webhook {hook.id} is shown once:")
-    print_text(secret)
+    on_cluster(recording(create, "webhook.add", options.url[:200]))
 
 
 @webhook.command()

@@ -95,6 +95,64 @@ def test_references_that_double_are_bounded() -> None:
     assert problem == "the schema cannot be used: it takes more than 50,000 steps for this output"
 
 
+def double(leaf: dict[str, Any], times: int) -> dict[str, Any]:
+    """Return a schema that checks the property `a` by a leaf `2 ** times` times."""
+    parts: dict[str, Any] = {f"p{at}": {"allOf": [{"$ref": f"#/$defs/p{at + 1}"}] * 2} for at in range(times)}
+    return {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/p0"}},
+        "$defs": parts | {f"p{times}": leaf},
+    }
+
+
+@pytest.mark.parametrize(
+    ("leaf", "times", "value"),
+    [
+        ({"items": {}}, 6, [1] * 30_000),
+        ({"maxLength": 400_000}, 10, "x" * 300_000),
+        ({"enum": [[1] * 2_000]}, 9, [1] * 2_000),
+        ({"pattern": "(?:[ab]*a[ab]{900}){4}c"}, 0, "ab" * 10_000),
+    ],
+    ids=["items", "text", "enum", "pattern"],
+)
+def test_size_of_the_output_counts(leaf: dict[str, Any], times: int, value: Any) -> None:
+    """Both can be forged: the schema by a tenant, and the output by the model."""
+    schema = double(leaf, times)
+    check_output_schema(schema)
+    (problem,) = find_violations({"a": value}, schema)
+    assert problem == "the schema cannot be used: it takes more than 50,000 steps for this output"
+
+
+@pytest.mark.parametrize(
+    "pattern", ["((a{100}){100}){101}", r"(?:\p{L}{500}){9}", "[)]{1,2000000}", "[^]a]{600000,}", "(?x)(?:a{9})\n{9}"]
+)
+def test_pattern_that_is_long_once_written_out_is_refused(pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"more than 50,000 steps|has the flag x"):
+        check_output_schema({"type": "object", "patternProperties": {pattern: {}}})
+
+
+def test_large_usual_output_is_checked() -> None:
+    row = {"properties": {"day": {"pattern": r"^\d{4}-\d{2}-\d{2}$"}, "of": {"enum": ["a", "b"]}}, "required": ["day"]}
+    schema = {"type": "object", "properties": {"rows": {"items": row, "uniqueItems": True}}}
+    rows = [{"day": f"{year:04}-01-02", "of": "a"} for year in range(3_000)]
+    assert find_violations({"rows": rows}, schema) == []
+
+
+def test_search_ends_after_many_errors() -> None:
+    found = find_violations({"a": [1] * 5_000}, {"type": "object", "properties": {"a": {"items": {"type": "string"}}}})
+    assert found[-1] == "and at least 90 more"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_valid"),
+    [(10**400, True), (10**400 + 1, False), (float("inf"), False)],
+    ids=["even", "odd", "infinite"],
+)
+def test_multiple_of_a_fraction_is_decided_for_any_number(value: float, is_valid: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"multipleOf": 2.0}}}
+    assert (find_violations({"a": value}, schema) == []) == is_valid
+
+
 @pytest.mark.parametrize(
     ("levels", "problem"), [(10, ""), (150, "nested too deeply"), (5_000, "the output has more than 200 levels")]
 )
@@ -171,6 +229,8 @@ TREE = {"$defs": {"tree": {"properties": {"next": {"$ref": "#/$defs/tree"}, "siz
             TREE | {"$ref": "#/$defs/tree", "unevaluatedProperties": False},
             [{"next": {"size": 0}}, {"b": 1}, {"size": 2}],
         ),
+        ({"anyOf": [{"type": "integer"}, {"minimum": 3}]}, [1, 2.5, 3.5, "a", 5]),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 3}, False]}, [1, 2.5, 3.5, "a", 5]),
         ({"prefixItems": [True], "unevaluatedItems": False}, [[1], [1, 2], []]),
         ({"contains": {"type": "string"}, "unevaluatedItems": {"minimum": 2}}, [["a", 2], ["a", 1], [1]]),
         ({"uniqueItems": True}, [[1, 1.0], [1, True], [{"a": 1, "b": 2}, {"b": 2, "a": 1.0}], ["1", 1], [[], {}]]),

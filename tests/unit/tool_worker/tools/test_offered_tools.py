@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 
 from broker.celery.dispatch import TaskSender
 from broker.contract.actions import ToolCallAction
@@ -326,11 +326,12 @@ async def test_unreadable_result_ends_the_call_at_once() -> None:
     [
         (redis.BusyLoadingError("Valkey is loading the dataset in memory"), True),
         (OperationalError("the broker is away"), True),
+        (EncodeError("Object of type Refund is not JSON serializable"), True),
         (FileNotFoundError("no such order"), False),
     ],
 )
 async def test_task_whose_result_was_not_stored_is_unknown(recorded: Exception, is_unsure: bool) -> None:
-    """Celery's worker records its own connection errors as the failure of a task that ran."""
+    """Celery's worker records its own errors of storing a result as the failure of a task that ran."""
     context = ToolContext("c", 2)
     shop.backend.mark_as_failure(f"deckhands-{context.idempotency_key}", recorded)
     assert refund_tool.check is not None
