@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from broker.contract.skill_sources import SkillSourceRule
+from broker.runtime import BrokerSettings
+from broker.runtime.failpoints import arm
 from tests.security.test_clones import ALLOWED, FORBIDDEN, REPLY, service
 from tests.trees import write_files
 from tool_worker.errors import SkillsUnavailable
@@ -28,7 +30,6 @@ from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.opening import skill_installer
 from tool_worker.workspace.opening.skill_installer import CACHE, MAX_ARCHIVE_BYTES, MAX_CACHED, SkillInstaller
 
 CID = "conversation"
@@ -97,6 +98,29 @@ def served(folder: Path) -> Iterator[str]:
         thread.start()
         yield f"{ALLOWED}:{server.server_port}"
         server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def at_failpoint(name: str, gate: Path, act: Callable[[], None]) -> Iterator[None]:
+    """Act in a thread while the code waits at a failpoint."""
+    arm(BrokerSettings(failpoints=f"{name}:pause:{gate}"))
+
+    def act_at_gate() -> None:
+        while not gate.exists() and not is_over.wait(0.01):
+            pass
+        try:
+            act()
+        finally:
+            gate.unlink(missing_ok=True)
+
+    is_over = threading.Event()
+    thread = threading.Thread(target=act_at_gate)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
         thread.join()
 
 
@@ -339,19 +363,16 @@ async def test_own_skill_of_the_workspace_is_kept_and_named(node: Node, tmp_path
     assert [notice.split(" ")[2] for notice in node.notices] == ["csv", "pdf"]
 
 
-async def test_draft_of_a_killed_worker_is_completed(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_draft_of_a_killed_worker_is_completed(node: Node, tmp_path: Path) -> None:
     write_files(tmp_path / "srv", SKILLS)
     node.rules = (f"{tmp_path}/srv",)
     drafts: list[str] = []
 
-    def observe(name: str) -> None:
-        if name == "tool.skills_drafted":
-            drafts.extend(path.name for path in (node.workspace / ".agents" / "skills").glob(".new-*"))
+    def observe() -> None:
+        drafts.extend(path.name for path in (node.workspace / ".agents" / "skills").glob(".new-*"))
 
-    monkeypatch.setattr(skill_installer, "failpoint", observe)
-    await node.install(f"{tmp_path}/srv")
+    with at_failpoint("tool.skills_drafted", tmp_path / "gate", observe):
+        await node.install(f"{tmp_path}/srv")
     (draft,) = drafts
     whole = node.installed
     top = node.workspace / ".agents" / "skills"
@@ -365,21 +386,22 @@ async def test_draft_of_a_killed_worker_is_completed(
     assert sorted(path.name for path in top.iterdir()) == ["csv", "pdf"]
 
 
-async def test_draft_that_is_replaced_by_a_link_moves_nothing(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_draft_that_is_replaced_by_a_link_moves_nothing(node: Node, tmp_path: Path) -> None:
     write_files(tmp_path / "srv", SKILLS)
     write_files(tmp_path / "other", {"pdf/SKILL.md": "Another workspace's."})
     node.rules = (f"{tmp_path}/srv",)
 
-    def replace(name: str) -> None:
-        if name == "tool.skills_drafted":
-            (draft,) = (node.workspace / ".agents" / "skills").glob(".new-*")
-            draft.rename(draft.with_name("moved"))
-            draft.symlink_to(tmp_path / "other")
+    def replace() -> None:
+        """Do as a program of the workspace, at the worst moment."""
+        (draft,) = (node.workspace / ".agents" / "skills").glob(".new-*")
+        draft.rename(draft.with_name("moved"))
+        draft.symlink_to(tmp_path / "other")
 
-    monkeypatch.setattr(skill_installer, "failpoint", replace)  # a program of the workspace, at the worst moment
-    with pytest.raises(SkillsUnavailable, match=r"Not a directory|symbolic links"):
+    gate = tmp_path / "gate"
+    with (
+        at_failpoint("tool.skills_drafted", gate, replace),
+        pytest.raises(SkillsUnavailable, match=r"Not a directory|symbolic links"),
+    ):
         await node.install(f"{tmp_path}/srv")
     assert (tmp_path / "other" / "pdf" / "SKILL.md").read_text() == "Another workspace's."
 
