@@ -189,7 +189,9 @@ class _Validation:
             with self._one_deeper():
                 for error in keyword(validator, value, instance, schema) or ():
                     self._take_steps(1)
-                    error.message = error.message[:MAX_SHOWN_CHARS]  # the library's holds the whole instance
+                    # The library's text holds the whole instance, and the exception's arguments hold the text.
+                    error.message = error.message[:MAX_SHOWN_CHARS]
+                    error.args = ()
                     yield error
 
         return counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import jsonschema_rs
@@ -141,6 +142,18 @@ def test_large_usual_output_is_checked() -> None:
 def test_search_ends_after_many_errors() -> None:
     found = find_violations({"a": [1] * 5_000}, {"type": "object", "properties": {"a": {"items": {"type": "string"}}}})
     assert found[-1] == "and at least 90 more"
+
+
+def test_errors_do_not_hold_copies_of_the_output() -> None:
+    schema = double({"type": "integer"}, 5)
+    value = {"a": "x" * 1_000_000}
+    find_violations(value, schema)
+    tracemalloc.start()
+    try:
+        assert find_violations(value, schema) == ["/a: has to be of the type integer"]
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
