@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import shutil
 import subprocess
@@ -19,8 +20,9 @@ from pathlib import Path
 import pytest
 
 from broker.contract.skill_sources import SkillSourceRule
-from broker.runtime import BrokerSettings
 from broker.runtime.failpoints import arm
+from broker.runtime.settings import BrokerSettings
+from tests.polling import until
 from tests.security.test_clones import ALLOWED, FORBIDDEN, REPLY, service
 from tests.trees import write_files
 from tool_worker.errors import SkillsUnavailable
@@ -98,29 +100,6 @@ def served(folder: Path) -> Iterator[str]:
         thread.start()
         yield f"{ALLOWED}:{server.server_port}"
         server.shutdown()
-        thread.join()
-
-
-@contextmanager
-def at_failpoint(name: str, gate: Path, act: Callable[[], None]) -> Iterator[None]:
-    """Act in a thread while the code waits at a failpoint."""
-    arm(BrokerSettings(failpoints=f"{name}:pause:{gate}"))
-
-    def act_at_gate() -> None:
-        while not gate.exists() and not is_over.wait(0.01):
-            pass
-        try:
-            act()
-        finally:
-            gate.unlink(missing_ok=True)
-
-    is_over = threading.Event()
-    thread = threading.Thread(target=act_at_gate)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
         thread.join()
 
 
@@ -363,17 +342,22 @@ async def test_own_skill_of_the_workspace_is_kept_and_named(node: Node, tmp_path
     assert [notice.split(" ")[2] for notice in node.notices] == ["csv", "pdf"]
 
 
+async def pause_drafted(node: Node, source: str, gate: Path) -> tuple[asyncio.Task[None], Path]:
+    """Start an installation that waits before its renames until the gate is removed; return it and its draft."""
+    arm(BrokerSettings(failpoints=f"tool.skills_drafted:pause:{gate}"))
+    installing = asyncio.create_task(node.install(source))
+    await until(gate.exists)
+    (draft,) = (node.workspace / ".agents" / "skills").glob(".new-*")
+    return installing, draft
+
+
 async def test_draft_of_a_killed_worker_is_completed(node: Node, tmp_path: Path) -> None:
     write_files(tmp_path / "srv", SKILLS)
     node.rules = (f"{tmp_path}/srv",)
-    drafts: list[str] = []
-
-    def observe() -> None:
-        drafts.extend(path.name for path in (node.workspace / ".agents" / "skills").glob(".new-*"))
-
-    with at_failpoint("tool.skills_drafted", tmp_path / "gate", observe):
-        await node.install(f"{tmp_path}/srv")
-    (draft,) = drafts
+    installing, found = await pause_drafted(node, f"{tmp_path}/srv", tmp_path / "gate")
+    draft = found.name
+    (tmp_path / "gate").unlink()
+    await installing
     whole = node.installed
     top = node.workspace / ".agents" / "skills"
     (top / draft).mkdir()  # as after the last rename
@@ -390,19 +374,12 @@ async def test_draft_that_is_replaced_by_a_link_moves_nothing(node: Node, tmp_pa
     write_files(tmp_path / "srv", SKILLS)
     write_files(tmp_path / "other", {"pdf/SKILL.md": "Another workspace's."})
     node.rules = (f"{tmp_path}/srv",)
-
-    def replace() -> None:
-        """Do as a program of the workspace, at the worst moment."""
-        (draft,) = (node.workspace / ".agents" / "skills").glob(".new-*")
-        draft.rename(draft.with_name("moved"))
-        draft.symlink_to(tmp_path / "other")
-
-    gate = tmp_path / "gate"
-    with (
-        at_failpoint("tool.skills_drafted", gate, replace),
-        pytest.raises(SkillsUnavailable, match=r"Not a directory|symbolic links"),
-    ):
-        await node.install(f"{tmp_path}/srv")
+    installing, draft = await pause_drafted(node, f"{tmp_path}/srv", tmp_path / "gate")
+    draft.rename(draft.with_name("moved"))  # by a program of the workspace, at the worst moment
+    draft.symlink_to(tmp_path / "other")
+    (tmp_path / "gate").unlink()
+    with pytest.raises(SkillsUnavailable, match=r"Not a directory|symbolic links"):
+        await installing
     assert (tmp_path / "other" / "pdf" / "SKILL.md").read_text() == "Another workspace's."
 
 

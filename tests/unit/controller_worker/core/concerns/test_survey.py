@@ -429,7 +429,7 @@ def test_failed_installation_of_skills_has_their_error_code() -> None:
     assert core.state.lifecycle.error_code == "skills_unavailable"
 
 
-@pytest.mark.parametrize("ended", ["stopped", "paused", "error"])
+@pytest.mark.parametrize("ended", ["stopped", "error"])
 def test_skills_wait_for_a_whole_survey(workspace: Path, ended: str) -> None:
     core = Core("Fix it.", surveys=True, skills=("/srv/skills",))
     core.run()
