@@ -14,13 +14,11 @@ import os
 import termios
 
 from tool_worker.host.children import Children
-from tool_worker.host.compiled import signal
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import kill, kill_descendants
-from tool_worker.host.hardening import lower_limits
 from tool_worker.host.loop import BufferedWriter, EventLoop
 from tool_worker.host.protocol import HostRequestRefused
-from tool_worker.host.shell.shell import BASH
+from tool_worker.host.shell.shell import become_bash
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ UNREAD_INPUT_BYTES = 64 * 2**10
 """Input that the program may leave unread before more is refused."""
 LARGEST = 1_000
 """The largest number of columns or rows."""
-_MAX_FD = 1 << 20
 
 
 class OperatorTerminal:
@@ -68,7 +65,9 @@ class OperatorTerminal:
             os.close(self._master)
             raise
         if self._pid == 0:
-            _become_bash(slave, configuration, directory)
+            # No start-up files: nothing that an agent may have written runs when an operator opens a terminal.
+            variables = {"TERM": "xterm-256color", "HISTFILE": "", "PS1": r"\w\$ "}
+            become_bash(slave, (slave, slave, slave), configuration, directory, environment=variables)
         os.close(slave)
         self._input = BufferedWriter(loop, self._master)
         children.watch(self._pid, self._on_exit)
@@ -213,26 +212,3 @@ def _input_in(message: dict[str, object]) -> bytes:
     except ValueError:
         pass
     raise HostRequestRefused("bad_arguments", "`input` is not in base64")
-
-
-def _become_bash(terminal: int, configuration: HostConfiguration, directory: str) -> None:
-    """Turn the forked child into an interactive bash on a terminal; never returns."""
-    try:
-        os.setsid()
-        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-        for target in (0, 1, 2):
-            os.dup2(terminal, target)
-        os.closerange(3, _MAX_FD)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        lower_limits(configuration)
-        for place in (directory, configuration.workspace, "/"):
-            if os.path.isdir(place):
-                os.chdir(place)
-                break
-        # Nothing that an agent may have written, such as a `.bashrc`, runs when an operator opens a terminal.
-        options = ["--norc", "--noprofile", "-i"]
-        environment = {**configuration.environment, "TERM": "xterm-256color", "HISTFILE": "", "PS1": r"\w\$ "}
-        os.execve(BASH, ["bash", *options], environment)  # noqa: S606  (this is the shell)
-    finally:
-        os._exit(127)

@@ -123,7 +123,8 @@ class Shell:
             self._close()
             raise
         if self.pid == 0:
-            _become_bash(self._slave, theirs, configuration, cwd)
+            options = ("--noediting", "+H", "+o", "history")
+            become_bash(self._slave, (theirs.fileno(), None, None), configuration, cwd, options=options)
         theirs.close()
         self._to_bash = BufferedWriter(loop, self._commands.fileno())
         self._to_program = BufferedWriter(loop, self._master)
@@ -378,14 +379,29 @@ class Shell:
         self._commands.close()
 
 
-def _become_bash(terminal: int, commands: socket.socket, configuration: HostConfiguration, cwd: str) -> None:
-    """Turn the forked child into bash; never returns."""
+def become_bash(
+    terminal: int,
+    files: tuple[int | None, int | None, int | None],
+    configuration: HostConfiguration,
+    cwd: str,
+    *,
+    options: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> None:
+    """Turn the forked child into an interactive bash that reads no start-up files; never returns.
+
+    Args:
+        files: its input, output and errors; None is the null device.
+        cwd: where it starts; the workspace if this directory is gone.
+        options: further options of bash.
+        environment: further variables.
+    """
     try:
         os.setsid()
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for source, target in ((commands.fileno(), 0), (nowhere, 1), (nowhere, 2)):
-            os.dup2(source, target)
+        for target, source in enumerate(files):
+            os.dup2(nowhere if source is None else source, target)
         os.closerange(3, _MAX_FD)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
             # Signals that are ignored when bash starts stay ignored in all its children.
@@ -395,7 +411,7 @@ def _become_bash(terminal: int, commands: socket.socket, configuration: HostConf
             if os.path.isdir(directory):
                 os.chdir(directory)
                 break
-        options = ["--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i"]
-        os.execve(BASH, ["bash", *options], configuration.environment)  # noqa: S606  (this is the shell)
+        arguments = ["bash", "--norc", "--noprofile", *options, "-i"]
+        os.execve(BASH, arguments, {**configuration.environment, **(environment or {})})  # noqa: S606  (the shell)
     finally:
         os._exit(127)
