@@ -331,7 +331,7 @@ async def test_keys_reach_the_program(run: Terminal, workspace: Path, command: s
     # Until the program has the terminal, the shell reads the keys, and some mean nothing to it.
     await until((workspace / "begun").exists)
     answer = await run.type(key)
-    assert answer.exit_code == exit_code
+    assert (answer.state, answer.exit_code) == ("completed", exit_code)
     assert answer.suffix == f"\n[The command completed with exit code {exit_code}. CTRL+{key[2].upper()} was sent.]"
     assert "never" not in answer.content
     assert (await run("echo next")).content == "next"
