@@ -26,16 +26,14 @@ from tool_worker.sandbox.sandbox import (
     DOCUMENT_PACKAGES,
     HOST_CODE,
     PACKAGE_ROOT,
-    PLAIN_TERMINAL,
     SYSTEM_PATH,
-    USER_PACKAGES,
-    USER_PROGRAMS,
     Capabilities,
     Enclosure,
     HostDescriptors,
     find_document_packages,
     find_interpreter,
     list_interpreter_prefixes,
+    make_agent_environment,
 )
 from tool_worker.sandbox.seccomp import make_system_call_filter
 from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, NETWORK_FILES, OWN_FILES, USER_ID, EtcCopies
@@ -90,15 +88,8 @@ class BubblewrapSandbox:
 
     def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.shell_environment`."""
-        return {
-            **PLAIN_TERMINAL,
-            **USER_PACKAGES,
-            # Ours comes last: a system without Python gets the host's, which must not hide the system's own.
-            "PATH": f"{HOME}/{USER_PROGRAMS}:{SYSTEM_PATH}:{Path(find_interpreter()).parent}",
-            "HOME": HOME,
-            "USER": "agent",
-            "SHELL": "/bin/bash",
-        }
+        # The host's comes last: it serves a system without Python, and must not hide the system's own.
+        return make_agent_environment(HOME, f"{SYSTEM_PATH}:{Path(find_interpreter()).parent}")
 
     def keeps_home(self, enclosure: Enclosure) -> bool:
         """See `Sandbox.keeps_home`."""

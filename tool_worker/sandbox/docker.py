@@ -23,14 +23,12 @@ from tool_worker.sandbox.containers import CODE_ROOT, HOME, HOST_NAME, Container
 from tool_worker.sandbox.sandbox import (
     HOST_CODE,
     PACKAGE_ROOT,
-    PLAIN_TERMINAL,
     SYSTEM_PATH,
-    USER_PACKAGES,
-    USER_PROGRAMS,
     Capabilities,
     Enclosure,
     HostDescriptors,
     find_interpreter,
+    make_agent_environment,
 )
 
 ENTRANCE = f"{CODE_ROOT}/entrance"
@@ -68,14 +66,7 @@ class DockerSandbox:
 
     def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.shell_environment`."""
-        return {
-            **PLAIN_TERMINAL,
-            **USER_PACKAGES,
-            "PATH": f"{HOME}/{USER_PROGRAMS}:{SYSTEM_PATH}",
-            "HOME": HOME,
-            "USER": "agent",
-            "SHELL": "/bin/bash",
-        }
+        return make_agent_environment(HOME)
 
     def keeps_home(self, enclosure: Enclosure) -> bool:
         """See `Sandbox.keeps_home`. Only the container's user could write there or remove its files."""

@@ -28,11 +28,6 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Keep programs from waiting for a key in a pager and from drawing on an invisible screen.
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
-USER_PROGRAMS = ".local/bin"
-"""The directory below the home where pip installs commands."""
-# Safe, because the agent's packages cannot break the system: its directories are read-only.
-USER_PACKAGES = {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
-
 TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
 
@@ -257,3 +252,16 @@ def list_interpreter_prefixes() -> tuple[Path, ...]:
     """Return the directories that this Python needs to start, both as named and with links resolved."""
     found = [Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(find_interpreter()).parent.parent]
     return tuple(dict.fromkeys([*found, *(path.resolve() for path in found)]))
+
+
+def make_agent_environment(home: str, system_path: str = SYSTEM_PATH) -> dict[str, str]:
+    """Return the shell's environment where a sandbox makes the user, whose packages are installed in its home."""
+    return {
+        **PLAIN_TERMINAL,
+        # Safe, because the agent's packages cannot break the system: its directories are read-only.
+        "PIP_BREAK_SYSTEM_PACKAGES": "1",
+        "PATH": f"{home}/.local/bin:{system_path}",
+        "HOME": home,
+        "USER": "agent",
+        "SHELL": "/bin/bash",
+    }

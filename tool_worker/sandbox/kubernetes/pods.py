@@ -51,14 +51,11 @@ from tool_worker.sandbox.containers import (
 from tool_worker.sandbox.sandbox import (
     HOST_CODE,
     PACKAGE_ROOT,
-    PLAIN_TERMINAL,
-    SYSTEM_PATH,
-    USER_PACKAGES,
-    USER_PROGRAMS,
     Capabilities,
     Enclosure,
     HostDescriptors,
     find_interpreter,
+    make_agent_environment,
 )
 
 if TYPE_CHECKING:
@@ -149,14 +146,7 @@ class KubernetesSandbox:
 
     def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.shell_environment`."""
-        return {
-            **PLAIN_TERMINAL,
-            **USER_PACKAGES,
-            "PATH": f"{HOME}/{USER_PROGRAMS}:{SYSTEM_PATH}",
-            "HOME": HOME,
-            "USER": "agent",
-            "SHELL": "/bin/bash",
-        }
+        return make_agent_environment(HOME)
 
     def keeps_home(self, enclosure: Enclosure) -> bool:
         """See `Sandbox.keeps_home`. Only the pod's user could write there or remove its files."""
