@@ -147,7 +147,8 @@ class Cluster:
                 for each in [each for each in self._mains if each.name.startswith("tools")]:
                     self.wire.kill(each)
             case Fault.SLOW:
-                self._later(SLOW_SECONDS, setattr, self.wire, "latency_seconds", self.wire.latency_seconds)
+                if self.wire.latency_seconds != SLOW_LATENCY_SECONDS:  # else an earlier spell lasts, and ends this one
+                    self._later(SLOW_SECONDS, setattr, self.wire, "latency_seconds", self.wire.latency_seconds)
                 self.wire.latency_seconds = SLOW_LATENCY_SECONDS
             case Fault.BURIAL:
                 server.let_heartbeats_lapse()

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from tests.simulation.canonical import Plan, environment, simulate
 from tests.simulation.chat import Chat, broken_chat, simulate_chat
 from tests.simulation.faults import Fault
 from tests.simulation.troubles import Kind, Trouble
@@ -89,6 +90,12 @@ def test_conversation_returned_to_its_former_owner_is_taken_up(tmp_path: Path) -
 def test_a_person_says_what_was_lost_again(seed: int, tmp_path: Path) -> None:
     """A message without the one before it; the very same events again; a message that no other process has seen."""
     check(losing, seed, tmp_path)
+
+
+def test_store_is_fast_again_after_overlapping_slow_spells(tmp_path: Path) -> None:
+    outcome = simulate(Plan(faults={20: Fault.SLOW, 22: Fault.SLOW}), environment(tmp_path))
+    assert [fault for _, fault, _, _ in outcome.cluster.wire.struck] == [Fault.SLOW, Fault.SLOW]
+    assert outcome.cluster.wire.latency_seconds == 0.0
 
 
 @pytest.mark.slow

@@ -25,6 +25,9 @@ from broker.testing.manual_clock import ManualClock
 
 T = TypeVar("T")
 
+Timer = tuple[float, int, "asyncio.TimerHandle | asyncio.Future[None]", "SimulatedProcess", "Pause"]
+"""When it is due, its number, its handle (of a travel the future), its process, and what it ends."""
+
 MAX_CALLBACKS = 2_000_000
 TASKS_KEPT = 1_000
 """After how many new tasks those that have ended are forgotten."""
@@ -132,8 +135,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._clock = clock
         self._random = random
         self._awake: list[SimulatedProcess] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimulatedProcess, Pause]] = []
-        """When each is due, its number, handle and process, and what it ends."""
+        self._work: list[Timer] = []
+        """Heap of the timers that end `WORK` or `TRAVEL`."""
+        self._looks: list[Timer] = []
+        """Heap of the timers that end `LOOK` or `BEAT`."""
         self.leaps: Leaps | None = None
         self._number = 0
         self._tasks: list[asyncio.Task[Any]] = []
@@ -186,36 +191,40 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Advance to the next moment at which a timer is due."""
         if self.leaps is not None:
             self._leap(self.leaps)
-        while self._timers:
-            when, _, handle, process, pause = heapq.heappop(self._timers)
+        work, looks = self._work, self._looks
+        while work or looks:
+            is_work = not looks or (work and work[0] < looks[0])
+            when, _, handle, process, pause = heapq.heappop(work if is_work else looks)
             if process.is_dead or handle.cancelled():
                 continue
-            if self.leaps is not None and pause is Pause.WORK:
+            if pause is Pause.WORK and self.leaps is not None:
                 self.leaps.note_change(when)
             self._clock.advance(max(0.0, when - self._clock.monotonic()))
-            self._wake(process, handle)
+            if isinstance(handle, asyncio.Handle):
+                self._wake(process, handle)
+            else:
+                handle.set_result(None)
             return
         raise RanDry("nothing is left to run")
 
     def _leap(self, leaps: Leaps) -> None:
         """Leave out a span in which all would only repeat what they have just done."""
-        now = self.time()
-        if self._timers and self._timers[0][4] <= Pause.TRAVEL and self._timers[0][0] - now < LEAST_LEAP_SECONDS:
-            return  # whatever is due next is no look and no beat
-        seconds = leaps.find_longest(now)
+        now, work = self.time(), self._work
+        while work and (work[0][3].is_dead or work[0][2].cancelled()):
+            heapq.heappop(work)
+        longest = work[0][0] - now if work else math.inf
+        if longest < LEAST_LEAP_SECONDS:
+            return
+        seconds = math.floor(min(longest, leaps.find_longest(now)) * 1_000) / 1_000
         if seconds < LEAST_LEAP_SECONDS:
             return
-        timers = [timer for timer in self._timers if not timer[2].cancelled() and not timer[3].is_dead]
-        due = min((timer[0] for timer in timers if timer[4] in (Pause.WORK, Pause.TRAVEL)), default=math.inf)
-        seconds = math.floor(min(seconds, due - now) * 1_000) / 1_000
-        if seconds < LEAST_LEAP_SECONDS:
-            return
-        self._timers = []
-        for when, number, handle, process, pause in timers:
-            then = when + seconds if pause is Pause.BEAT else max(when, now + seconds)
-            handle._when = then  # type: ignore[attr-defined]
-            self._timers.append((then, number, handle, process, pause))
-        heapq.heapify(self._timers)
+        looks, self._looks = self._looks, []
+        for when, number, handle, process, pause in looks:
+            if not (process.is_dead or handle.cancelled()):
+                then = when + seconds if pause is Pause.BEAT else max(when, now + seconds)
+                handle._when = then  # type: ignore[union-attr]
+                self._looks.append((then, number, handle, process, pause))
+        heapq.heapify(self._looks)
         self._clock.advance(seconds)
         leaps.note_leap(now, seconds)
 
@@ -262,20 +271,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self.leaps is not None:
             delay, by = when - self._clock.monotonic(), sys._getframe(FRAMES_OF_A_SLEEP).f_code
             pause = self.leaps.classify(callback, process, delay, by)
-        heapq.heappush(self._timers, (when, self.next_number(), handle, process, pause))
+        timers = self._work if pause is Pause.WORK else self._looks
+        heapq.heappush(timers, (when, self.next_number(), handle, process, pause))
         return handle
 
-    async def travel(self, seconds: float) -> None:
-        """Sleep as the travel of a message does; it happens with each one, so it is made faster than any other sleep."""
-        future, process = self.create_future(), _process.get(self.world)
-        self._number += 1
+    def start_travel(self, seconds: float) -> asyncio.Future[None]:
+        """Return the end of the travel of a message; each command has two, so it costs less than any other sleep."""
+        future = self.create_future()
         when = self._clock.monotonic() + seconds
-        handle = asyncio.TimerHandle(when, _end_sleep, (future,), self, process.context)
-        heapq.heappush(self._timers, (when, self._number, handle, process, Pause.TRAVEL))
-        try:
-            await future
-        finally:
-            handle.cancel()
+        heapq.heappush(self._work, (when, self._number, future, _process.get(self.world), Pause.TRAVEL))
+        return future
 
     def create_future(self) -> asyncio.Future[Any]:
         future = VirtualFuture(loop=self)
@@ -321,11 +326,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def is_closed(self) -> bool:
         return self._is_closed
-
-
-def _end_sleep(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def current_process() -> SimulatedProcess:

@@ -345,7 +345,7 @@ class ProcessConnection:
             return
         now = wire.loop.time()
         arrival = self._arrivals[way] = max(now + wire.random.random() * wire.latency_seconds, self._arrivals[way])
-        await wire.loop.travel(arrival - now)
+        await wire.loop.start_travel(arrival - now)
 
     async def call(self, *command: Argument) -> Any:
         await self._wire.boundary(self._process, [command])

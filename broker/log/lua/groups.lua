@@ -6,8 +6,12 @@ local groups = {}
 
 -- The server's description of a consumer group; nil if there is none.
 function groups.find(shard, stream, name)
-  if not store.is_there(shard, stream, 'stream') then return nil end
-  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+  local described = redis.pcall('XINFO', 'GROUPS', stream)
+  if described.err then  -- usually there is no such stream
+    if not store.is_there(shard, stream, 'stream') then return nil end
+    described = redis.call('XINFO', 'GROUPS', stream)
+  end
+  for _, flat in ipairs(described) do
     local group = store.pairs_of(flat)
     if group['name'] == name then return group end
   end
