@@ -59,7 +59,7 @@ class CopyMethod(StrEnum):
     COPY = "copy"
 
 
-NOTICES = {
+COPY_NOTICES = {
     CopyMethod.OVERLAY: "forks share files by overlay mounts",
     CopyMethod.REFLINK: "forks share files by reflinks, because overlays cannot be mounted for them",
     CopyMethod.COPY: (
@@ -99,7 +99,7 @@ class Layers:
             with create_staging(self._folder) as staging:
                 method = find_copy_method(staging, may_mount=may_mount)
             if method is not CopyMethod.OVERLAY:
-                _log.warning("in %s, %s", self._root, NOTICES[method])
+                _log.warning("in %s, %s", self._root, COPY_NOTICES[method])
             self._methods[may_mount] = method
         return self._methods[may_mount]
 

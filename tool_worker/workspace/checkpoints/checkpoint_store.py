@@ -178,8 +178,8 @@ class Checkpoints:
         self._files, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
         self._limits = limits or TreeLimits()
-        self._copies: OrderedDict[tuple[bytes, str], _Copy] = OrderedDict()
-        self._descriptions: OrderedDict[bytes, Checkpoint] = OrderedDict()
+        self._copies: OrderedDict[tuple[tuple[int, ...] | bytes, str], _Copy] = OrderedDict()
+        self._descriptions: OrderedDict[tuple[int, ...] | bytes, Checkpoint] = OrderedDict()
 
     def save(
         self,
@@ -355,7 +355,7 @@ class Checkpoints:
     def describe(self, conversation_id: str) -> Checkpoint:
         """Return the figures of a conversation's last checkpoint. Raises the same errors as `restore`."""
         path = self._manifest_path(conversation_id)
-        key = hashlib.sha256(self._read_packed(path)).digest()
+        key = self._find_key(path)
         found = self._descriptions.get(key)
         if found is None:
             manifest = self._read_manifest(path)
@@ -374,7 +374,7 @@ class Checkpoints:
             return False
         nearest, target = self._find_nearest(source_id, at), self._manifest_path(target_id)
         cipher = self._ciphers.of_conversation(target_id) if self._ciphers is not None else None
-        key = hashlib.sha256(self._read_packed(nearest)).digest(), source_id
+        key = self._find_key(nearest), source_id
         if cipher is None and (made := self._copies.get(key)) is not None:
             self._write_copy(target, made)
             return True
@@ -586,6 +586,17 @@ class Checkpoints:
             else:
                 self._files.pipe_file(path, packed)  # object stores write objects atomically
         return len(packed)
+
+    def _find_key(self, path: str) -> tuple[int, ...] | bytes:
+        """Return what tells a manifest from others: its local file, or a hash of its content.
+
+        Raises:
+            FileNotFoundError, CheckpointsUnavailable: It cannot be read.
+        """
+        if isinstance(self._files, LocalFileSystem):
+            with self._translate_errors(FileNotFoundError):
+                return _make_stamp(Path(path))
+        return hashlib.sha256(self._read_packed(path)).digest()
 
     def _read_packed(self, path: str) -> bytes:
         with self._translate_errors(FileNotFoundError):
