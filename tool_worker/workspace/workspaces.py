@@ -376,11 +376,8 @@ class Workspaces:
                 enclosure, configuration = self._plans.plan(binding, folder, directory, sandbox)
                 if folder.read_main_pid() is not None:
                     await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
-                if sandbox.capabilities.inherits_descriptors:
-                    started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
-                else:
-                    starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
-                    started = await wait_to_completion(starting)
+                starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
+                started = await wait_to_completion(starting)
                 self._started.add(started)
             finally:
                 os.close(alive_fd)

@@ -70,7 +70,7 @@ def start_host(
 ) -> int:
     """Start a host and return the id of the started process: the sandbox's outer process, or the host.
 
-    Blocks for a second or so if the sandbox does not inherit descriptors.
+    Blocks until the program runs, and for a second or so if the sandbox does not inherit descriptors.
 
     Args:
         alive_fd: The held lock of a live host, which the host inherits; the caller closes its own descriptor.
