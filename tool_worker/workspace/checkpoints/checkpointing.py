@@ -24,7 +24,7 @@ from pathlib import Path
 
 from broker.contract import GitSource, UploadedSource, WorkspaceUse
 from broker.log import EventLog
-from broker.runtime import CorruptEntry, is_conversation_id
+from broker.runtime import CorruptEntry, DataLocked, StoreMisconfigured, is_conversation_id
 from broker.secrets import SecretsLocked
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, SourceUnusable, WorkspaceError
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
@@ -349,12 +349,16 @@ class Checkpointing:
     async def _is_exact(self, conversation_id: str, saved: Checkpoint, at: int | None) -> bool:
         """Return whether a fork at this event would have the files and the shell of its checkpoint.
 
-        It does if the actions that had started by then are those that have results in the fork's part of the log.
+        It does if the actions that had started by then are those that have results in the fork's part of the log. A
+        tool worker that may not read logs does not know, and returns False.
         """
         shell = saved.shell
         if not saved.source or shell is None or saved.event is None or at is None or at < saved.event:
             return False
-        events = await self._log.read(conversation_id, after=max(0, min(shell.newest, saved.event) - 1), until=at)
+        try:
+            events = await self._log.read(conversation_id, after=max(0, min(shell.newest, saved.event) - 1), until=at)
+        except (StoreMisconfigured, DataLocked, CorruptEntry):
+            return False
         is_answered = not shell.newest or any(event.cause == shell.newest for event in events)
         later = (event for event in events if event.cause is not None and event.cause > shell.newest)
         return is_answered and not any(event.workspace_use is WorkspaceUse.CHANGED for event in later)
