@@ -1,12 +1,14 @@
 """What one workspace's flood costs the others: a hundred megabytes, a million lines, ten thousand pieces a second; and
 what the starts of hundreds of workspaces cost them, by two workers of the node.
 
-    python benchmarks/neighbours.py [--seconds 5] [--quiet 4] [--starts 200] [--sandbox bwrap|none]
+    python benchmarks/neighbours.py [--seconds 5] [--quiet 4] [--starts 200] [--sandbox bwrap|none] [--pairs 0]
 
 One tool worker's part in one process: real workspaces, a real store, the executor. While one conversation floods,
 others run `true` without a pause; what is printed is how long they waited, without a flood and with each, how long the
 process's loop was held up at most, and the memory of this process and of the host that was flooded. Times are wall
-clock: on two processors the flood itself, the shell that reads it and the neighbours share them.
+clock: on two processors the flood itself, the shell that reads it and the neighbours share them. With `--pairs 5`, only
+starts are measured, in turns with as many seconds without any, and the ratios are printed: the load of a machine that
+is used otherwise is in both.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import psutil
@@ -102,7 +106,7 @@ async def watched(flood: Awaitable[object], quiet: Sequence[OpenWorkspace], ids:
 
 
 async def measure(
-    root: Path, store: Store, *, seconds: float, quiet: int, starts: int, sandbox: str
+    root: Path, store: Store, *, seconds: float, quiet: int, starts: int, sandbox: str, pairs: int
 ) -> dict[str, object]:
     workspaces, other = (Workspaces(root, sandbox=sandbox) for _ in range(2))
     log = EventLog(store)
@@ -134,7 +138,12 @@ async def measure(
 
         async def start() -> None:
             workers = (workspaces, other)
-            await asyncio.gather(*(workers[number % 2].open(f"started-{number}") for number in range(starts)))
+            names = [f"started-{number}" for number in range(starts)]
+            await asyncio.gather(*(workers[number % 2].open(name) for number, name in enumerate(names)))
+
+        async def close() -> None:
+            for number in range(starts):
+                await (workspaces, other)[number % 2].close(f"started-{number}")
 
         pieces = PIECES.format(count=int(seconds * 10_000))
         floods: dict[str, Callable[[], Awaitable[object]]] = {
@@ -146,12 +155,29 @@ async def measure(
             "a tool's answer of 100 MB": call,
             f"{starts} starts": start,
         }
+        if pairs:
+            found = []
+            for _ in range(pairs):
+                began = perf_counter()
+                with_starts = (await watched(start(), calm, ids, host)).report()
+                took = perf_counter() - began
+                await close()
+                without = (await watched(asyncio.sleep(took), calm, ids, host)).report()
+                found.append((with_starts, without, took))
+            return {"pairs": found, "ratios": _compare(found), "load": os.getloadavg()[0]}
         return {name: (await watched(flood(), calm, ids, host)).report() for name, flood in floods.items()}
     finally:
         await other.aclose()
         for state in workspaces.list():
             await workspaces.close(state.conversation_id)
         await workspaces.aclose()
+
+
+def _compare(found: Sequence[tuple[dict[str, float], dict[str, float], float]]) -> dict[str, float]:
+    """Return the medians of the pairs' ratios, and of the seconds that the starts took."""
+    names = ("p50_ms", "p99_ms")
+    ratios = {name: median(busy[name] / calm[name] for busy, calm, _ in found) for name in names}
+    return {**ratios, "starts_seconds": median(took for *_, took in found)}
 
 
 async def _main(options: argparse.Namespace) -> dict[str, object]:
@@ -165,6 +191,7 @@ async def _main(options: argparse.Namespace) -> dict[str, object]:
                 "quiet": options.quiet,
                 "starts": options.starts,
                 "sandbox": options.sandbox,
+                "pairs": options.pairs,
             }
             return await measure(Path(folder, "node"), store, **own)
         finally:
@@ -178,6 +205,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--quiet", type=int, default=4)
     parser.add_argument("--starts", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=0)
     print(json.dumps(asyncio.run(_main(parser.parse_args())), indent=2))
 
 

@@ -26,6 +26,7 @@ from tests.stores import (  # noqa: F401  (fixtures)
     valkey_server,
     valkey_store,
 )
+from tool_worker.workspace.files.overlay_mounts import unmount_below
 
 settings.load_profile(PUSH)  # `make soak` loads the other one, by --hypothesis-profile
 
@@ -79,6 +80,7 @@ def _results_may_be_waited_for() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
+    unmount_below(tmp_path_factory.getbasetemp())  # the workspaces of forks
     _, left = psutil.wait_procs([*users_of(tmp_path_factory.getbasetemp())], timeout=ENDING_SECONDS)
     assert not left, "tests left programs running:\n" + "\n".join(map(str, left))
 

@@ -8,8 +8,8 @@ import json
 import os
 import resource
 import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +19,9 @@ import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
 from broker.contract.actions import CmdRunAction
-from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
-from broker.contract.observations import CmdOutputObservation, ErrorObservation
-from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
+from broker.contract.events import ConversationCreated, WorkspaceSpec
+from broker.contract.observations import ErrorObservation
+from broker.coordination.action_streams import ActionDelivery, ActionReclaimed, ControlDelivery
 from broker.coordination.transfers import TransferFailed, Transfers
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
@@ -33,13 +33,12 @@ from deckhands.client.transfers.files import WorkspaceFiles
 from deckhands.operations.jobs.cleanup import CheckpointsNotRemoved, remove_checkpoints
 from deckhands.operations.jobs.job import JobServices
 from tests.archive_parts import begin_ended, retired
-from tests.integration.workspace_hosts import opened
+from tests.integration.checkpoint_nodes import CID, node, printed
 from tests.polling import until
 from tests.stores import RealServer, emptied
 from tests.trees import cleared, nested, without_rights
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, SourceUnusable, WorkspaceTooLarge
 from tool_worker.sandbox.sandbox import Sandbox
-from tool_worker.worker.executor import Executor
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.checkpoints.checkpoint_store import (
@@ -448,25 +447,7 @@ def test_checkpoint_never_restores_a_set_user_id_file(tmp_path: Path) -> None:
         assert (tmp_path / "forged" / name).stat().st_mode & 0o7777 == 0o755
 
 
-CID = "conversation"
 OWN = "The files of this workspace were restored from the last checkpoint, which was saved after event "
-
-
-class Node:
-    """A node with a tool worker on it."""
-
-    def __init__(self, log: EventLog, executor: Executor, checkpointing: Checkpointing) -> None:
-        self.log, self.executor, self.checkpointing = log, executor, checkpointing
-
-    async def run(
-        self, command: str, *, spec: WorkspaceSpec | None = None, conversation_id: str = CID, moves: int = 0
-    ) -> Event:
-        await self.log.append(conversation_id, [CmdRunAction(command=command)])
-        action = (await self.log.read(conversation_id))[-1]
-        entry = await self.log.load_entry(conversation_id, action.id)
-        delivery = ActionDelivery(conversation_id, action.id, entry, spec or WorkspaceSpec(), "")
-        await self.executor.execute(delivery, ActionClaimed(1, moves))
-        return (await self.log.read(conversation_id))[-1]
 
 
 @pytest.fixture
@@ -474,19 +455,6 @@ async def log(memory_store: Store) -> EventLog:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id=CID))
     return log
-
-
-@asynccontextmanager
-async def node(log: EventLog, root: Path, place: Path | None, *, every: int = 2) -> AsyncIterator[Node]:
-    checkpoints = Checkpoints(f"file://{place}", SystemClock()) if place is not None else None
-    checkpointing = Checkpointing(log, root, checkpoints, every=every)
-    async with opened(root, sandbox="bwrap", named=NamedDirectories([root.parent / "project"])) as workspaces:
-        yield Node(log, Executor(log, workspaces, worker_id="tool-1", checkpointing=checkpointing), checkpointing)
-
-
-def printed(event: Event) -> str:
-    assert isinstance(event, CmdOutputObservation)
-    return event.content
 
 
 async def test_another_node_goes_on_from_the_last_checkpoint(log: EventLog, tmp_path: Path) -> None:
@@ -530,20 +498,20 @@ async def test_while_the_place_cannot_be_reached_nothing_is_given_up(log: EventL
 
 
 async def test_fork_gets_the_files_of_its_event_with_notice(log: EventLog, tmp_path: Path) -> None:
-    async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
-        for number in range(1, 4):
+    async with node(log, tmp_path / "one", tmp_path / "place", every=2) as one:
+        for number in range(1, 5):
             await one.run(f"echo {number} > file")
         events = await log.read(CID)
-        assert len(events) == 7
-        for at, saved, file in ((5, 5, "2"), (6, 5, "2"), (7, 7, "3")):
+        assert len(events) == 9
+        for at, saved, file in ((7, 5, "2"), (8, 5, "2")):
             await log.create_from(build_fork(events[:at], f"fork-{at}"), events[1:at], key=f"fork-{at}")
             told = await one.run("ls", conversation_id=f"fork-{at}")
             assert f"as they were after event {saved}; the fork is at event {at}. Later changes" in told.content
             assert printed(await one.run("cat file", conversation_id=f"fork-{at}")) == file
         await log.create_from(build_fork(events[:2], "fork-2"), events[1:2], key="fork-2")
         told = await one.run("ls", conversation_id="fork-2")
-        assert "after event 3. That is later than the fork at event 2: they contain changes" in told.content
-        assert printed(await one.run("cat file", conversation_id="fork-2")) == "1"
+        assert "after event 5. That is later than the fork at event 2: they contain changes" in told.content
+        assert printed(await one.run("cat file", conversation_id="fork-2")) == "2"
 
 
 async def test_only_some_checkpoints_are_kept(log: EventLog, tmp_path: Path) -> None:
@@ -562,6 +530,23 @@ async def test_only_some_checkpoints_are_kept(log: EventLog, tmp_path: Path) -> 
     checkpoints.forget(CID)
     assert not checkpoints.has(CID)
     assert list((tmp_path / "place" / "history" / CID).iterdir()) == []
+
+
+def test_forks_of_one_checkpoint_share_its_manifest_until_they_save(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    for name in ("shared", "own"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    checkpoints.save(CID, tmp_path / "shared", SavedFiles(), event=3)
+    for number in range(3):
+        assert checkpoints.copy(CID, f"fork-{number}", at=3)
+        checkpoints.save("fork-0", tmp_path / "own", SavedFiles(), event=5)  # also after the others were made from it
+    for number, content in ((0, "own"), (1, "shared"), (2, "shared")):
+        restored = checkpoints.restore(f"fork-{number}", tmp_path / f"fork-{number}")
+        assert (restored.source, (tmp_path / f"fork-{number}" / "file").read_text()) == (CID if number else "", content)
+        assert checkpoints.describe(f"fork-{number}") == checkpoints.describe(f"fork-{number}")
+    checkpoints.save(CID, tmp_path / "own", SavedFiles(), event=3)
+    checkpoints.copy(CID, "fork-3", at=3)
+    assert checkpoints.describe("fork-3").tree == checkpoints.describe("fork-0").tree
 
 
 async def test_unsaved_files_are_reported_as_lost(log: EventLog, tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from broker.contract import (
     Limits,
     ModelCallFailed,
     ModelReply,
+    Observation,
     SegmentStarted,
     TokenRecord,
 )
 from broker.runtime import CorruptEntry
-from deckhands.client import Segment, Trajectory
+from deckhands.client import Change, Segment, Trajectory
 from deckhands.rollouts import StubEngine, serve_stub
 from deckhands.rollouts.stub_engine import AmbiguousTokenizer, logprob_of
 from tests.faults.harness import FaultCluster
@@ -96,6 +97,63 @@ async def test_a_condensation_starts_a_segment(rollouts: Rollouts) -> None:
     assert sum(len(rollouts.find_truth(one)) for one in trajectory.segments) == sum(
         len(one.replies) for one in trajectory.segments
     )
+
+
+async def start_slowly(rollouts: Rollouts, **task: Any) -> str:
+    """Start a conversation whose engine is slow enough to change something, and wait for its second reply."""
+    rollouts.engine.turns, rollouts.engine.seconds_per_token = 4, 0.01
+    rollouts.start("completions")
+    cid = await rollouts.client.submit("Do it.", agent=AGENT, rollout=True, **task)
+    await until(lambda: len(rollouts.engine.truth) == 2, what="second reply")
+    return cid
+
+
+async def check_segments(rollouts: Rollouts, cid: str, *reasons: str) -> list[Segment]:
+    """Wait for the end, and check that the log and the trajectory name these breaks, each with the engine's tokens."""
+    rollouts.engine.seconds_per_token = 0
+    await rollouts.client.watcher.wait(cid)
+    summary = await rollouts.client.summary(cid)
+    assert summary.state == "finished", summary
+    segments = (await rollouts.client.trajectory(cid)).segments
+    assert [segment.reason for segment in segments] == list(reasons)
+    events = [one for one in await rollouts.client.events(cid) if isinstance(one, SegmentStarted)]
+    assert [one.reason for one in events] == [reason for reason in reasons if reason]
+    assert [one.reply_id for one in events] == [segment.replies[0].event_id for segment in segments if segment.reason]
+    assert all(len(rollouts.find_truth(segment)) == len(segment.replies) for segment in segments)
+    return segments
+
+
+async def test_another_model_starts_a_segment(rollouts: Rollouts) -> None:
+    cid = await start_slowly(rollouts)
+    await rollouts.client.change(cid, Change(), model="openai/other")
+    await check_segments(rollouts, cid, "", "model_changed")
+
+
+async def test_other_tools_start_a_segment(rollouts: Rollouts) -> None:
+    cid = await start_slowly(rollouts)
+    await rollouts.client.change(cid, Change(agent=AGENT.model_copy(update={"enable_cmd": False})))
+    await check_segments(rollouts, cid, "", "history_changed")
+
+
+async def test_a_rollback_starts_a_segment(rollouts: Rollouts) -> None:
+    cid = await start_slowly(rollouts, double_texting="rollback")
+    await rollouts.client.send_message(cid, "Do another thing.")
+    (segment,) = await check_segments(rollouts, cid, "rollback")  # what was taken back is no part of the trajectory
+    text = rollouts.engine.tokenizer.decode(segment.tokens.tolist())
+    assert "Do another thing." in text
+    assert "Do it." not in text
+
+
+async def test_replies_without_tokens_before_are_named(rollouts: Rollouts) -> None:
+    rollouts.start("completions")
+    before = await run(rollouts)
+    (created, *events) = await rollouts.client.events(before.conversation_id)
+    reply = next(at for at, event in enumerate(events) if isinstance(event, ModelReply))
+    first = next(at for at, event in enumerate(events) if at > reply and isinstance(event, Observation))
+    # As an earlier version of a worker leaves it, which recorded no tokens.
+    part = created.model_copy(update={"conversation_id": "continued", "rollout": True})
+    await rollouts.client.log.create_from(part, events[: first + 1], key="continued")
+    await check_segments(rollouts, "continued", "not_recorded")
 
 
 class ForgetfulTokenizer(AmbiguousTokenizer):

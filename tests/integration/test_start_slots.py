@@ -13,8 +13,8 @@ import pytest
 from tests.integration.workspace_hosts import ROOT, opened
 from tests.polling import unhurried
 from tool_worker.errors import WorkspaceUnavailable
-from tool_worker.workspace.launch.host_folder import NODE_FOLDER
 from tool_worker.workspace.launch.start_slots import STARTS_AT_ONCE, StartSlots
+from tool_worker.workspace.layers import NODE_FOLDER
 
 PATIENCE_SECONDS = 0.5
 """How long a start is watched that must not happen."""

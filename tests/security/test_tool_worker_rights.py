@@ -31,14 +31,19 @@ from broker.log.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import record_gap, record_reported_gap
 from broker.log.specification import ANSWERS
+from broker.runtime.clock import SystemClock
 from broker.runtime.errors import DeckhandsError, EventsLost
 from broker.secrets.masking import MASK
 from broker.secrets.references import SecretReference
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store, open_store
+from deckhands.client.forking import build_fork
 from tests.broker_parts import CID, bury, claim, command, enter, message, output
 from tests.security.test_role_rights import serving_with
 from tests.served_stores import Server, allowed_of, refusals
+from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
+from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
+from tool_worker.workspace.launch.shell_state import ShellState
 
 ACTION = 2
 OTHER = "other-conversation"
@@ -680,3 +685,18 @@ def test_page_names_what_a_tool_worker_cannot_do() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rights.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith("| tool worker |")]
     assert "read or write a log" in row.split("|")[3]
+
+
+async def test_fork_whose_log_the_tool_worker_may_not_read_is_told(world: World, tmp_path: Path) -> None:
+    """Only the log shows that no action ran since the checkpoint; the files need no log."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("one")
+    checkpoints = Checkpoints(f"file://{tmp_path}/place", SystemClock())
+    shell = ShellState("", "/workspace", "/workspace", 0)
+    checkpoints.save(CID, tmp_path / "source", SavedFiles(), event=1, get_shell=lambda: shell)
+    events = await world.log.read(CID)
+    for log, name, is_told in ((world.log, "by-operator", False), (world.tool_log, "by-tool-worker", True)):
+        await world.log.create_from(build_fork(events[:1], name), [], key=name)
+        notice = await Checkpointing(log, tmp_path / "node", checkpoints, every=1).recover(name, 2, may_mount=False)
+        assert (notice is not None and "as they were after event 1" in notice) == is_told
+        assert (tmp_path / "node" / name / "workspace" / "file").read_text() == "one"

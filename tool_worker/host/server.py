@@ -82,6 +82,8 @@ class HostServer:
         self._listener = listener
         self._journal = journal
         self._children = Children(loop, score)
+        if not journal.is_empty:
+            configuration.shell = None  # it was restored by the first host
         self._terminals = Terminals(loop, self._children, configuration)
         self._operators: OperatorTerminals | None = None
         self._files: FileTools | None = None
@@ -212,6 +214,8 @@ class HostServer:
                 self._reply(client, request, {"was_running": self._interrupt(action_id)})
             elif operation == "ping":
                 self._reply(client, request, self._ping_reply())
+            elif operation == "capture":
+                self._capture_shell(client, request)
             elif operation == "retire":
                 self._reply(client, request, {"closing": self._retire(may_kill=message.get("may_kill") is True)})
             elif operation == "terminal":
@@ -250,6 +254,26 @@ class HostServer:
             "is_shell_busy": self._terminals.main.has_running_command,
             "has_egress": self._egress.proxy is not None,
         }
+
+    def _capture_shell(self, client: HostClient, request: object) -> None:
+        """Reply with the state of the shell, or without one while an action is in progress."""
+
+        def finish(script: str | None) -> None:
+            newest = self._journal.newest
+            state = {
+                "script": script,
+                "directory": main.working_dir,
+                "workspace": self._configuration.workspace,
+                "newest": newest[0] if newest is not None else 0,
+            }
+            self._reply(client, request, {"shell": state if script is not None else None})
+            self._next.set(self._loop.now())
+
+        main = self._terminals.main
+        if self._executions or not main.is_at_rest:
+            self._reply(client, request, {"shell": None})
+        else:
+            main.capture(finish)
 
     def _lend_listener(self, client: HostClient, request: object) -> None:
         """Make this client the egress proxy: it gets the listening socket and no longer counts as a tool worker."""

@@ -34,7 +34,7 @@ from tool_worker.sandbox import (
     run_self_test,
 )
 from tool_worker.settings import ToolSettings, load_tool_settings
-from tool_worker.workspace import NodeCapacity, find_session_programs
+from tool_worker.workspace import COPY_NOTICES, NodeCapacity, find_copy_method, find_session_programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ def examine(
             or (sandbox.name not in CHOSEN_BY_NAME and containers and containers.images)
             or sandbox is needed
         ]
-    return [*findings, _check_filter(), _check_landlock(), _check_control_groups(), _check_room(demanded)]
+        forks = _check_forks(Path(folder, "forks"), may_mount=needed.capabilities.inherits_descriptors)
+    return [*findings, _check_filter(), _check_landlock(), _check_control_groups(), _check_room(demanded), forks]
 
 
 def examine_programs(settings: ToolSettings) -> list[MachineFinding]:
@@ -132,6 +133,12 @@ def _check_control_groups() -> MachineFinding:
         detail = f"{found}: memory is bounded for each process alone, processes not at all if the tool worker is root"
         return MachineFinding("control groups", is_good=False, is_needed=False, detail=detail)
     return MachineFinding("control groups", is_good=True, is_needed=False, detail=f"version {found.version}")
+
+
+def _check_forks(folder: Path, *, may_mount: bool) -> MachineFinding:
+    folder.mkdir()
+    method = find_copy_method(folder, may_mount=may_mount)
+    return MachineFinding("files of forks", is_good=method != "copy", is_needed=False, detail=COPY_NOTICES[method])
 
 
 def _check_room(demanded: str) -> MachineFinding:

@@ -48,6 +48,7 @@ from tool_worker.workspace import (
     HostFolder,
     Patch,
     SandboxedGit,
+    attach,
     create_staging,
     require_git,
 )
@@ -128,6 +129,7 @@ class TransferService:
         self, conversation_id: str, token: str, request: TransferRequest
     ) -> tuple[TransferAnswer, bytes | None]:
         folder = HostFolder(self._root, conversation_id)
+        await asyncio.to_thread(attach, self._root / conversation_id)
         directory = folder.directory
         if not directory.is_dir():
             raise WorkspaceLost("The workspace is not on this node yet.", remedy="Try again after the next action.")

@@ -29,7 +29,8 @@ from broker.secrets import Mounts
 from broker.store import Store
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
 from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.launch.host_folder import NODE_FOLDER, Binding, HostFolder
+from tool_worker.workspace.launch.host_folder import Binding, HostFolder
+from tool_worker.workspace.layers import NODE_FOLDER, attach
 from tool_worker.workspace.named_directories import NamedDirectories
 
 _NamedDirectory = tuple[str, str]
@@ -75,9 +76,11 @@ class Bindings:
         Raises:
             WorkspaceRefused: The directory may not, or may no longer, be a workspace.
             WorkspaceLost: The directory does not exist.
+            WorkspaceUnavailable: It is an overlay, and cannot be mounted.
         """
         if binding is not None and binding.is_named(folder.workspace):
             return self._open_named(binding)
+        attach(folder.workspace.parent)
         try:
             return Directory(folder.workspace)
         except OSError as error:

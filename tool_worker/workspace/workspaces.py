@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from broker.contract import WorkspaceSpec
 from broker.runtime import check_conversation_id
-from tool_worker.errors import HostLost, WorkspaceUnavailable, wait_to_completion
+from tool_worker.errors import HostLost, SandboxError, WorkspaceUnavailable, wait_to_completion
 from tool_worker.sandbox import AUTO, ContainerSettings, ControlGroups, ResourceLimits, Sandbox
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.files.openat2_paths import Directory
@@ -212,6 +212,13 @@ class Workspaces:
         """
         return await self._sandboxes.get(AUTO)
 
+    async def sees_mounts(self, sandbox: str) -> bool:
+        """Return whether the programs of a sandbox see the mounts of this process; False if it cannot be used."""
+        try:
+            return (await self._sandboxes.get(sandbox)).capabilities.inherits_descriptors
+        except SandboxError:
+            return False
+
     async def interrupt(self, conversation_id: str, action_id: int | None) -> bool:
         """Stop an action; without an id, the shell's current command. Return whether anything ran. Starts no host.
 
@@ -369,11 +376,8 @@ class Workspaces:
                 enclosure, configuration = self._plans.plan(binding, folder, directory, sandbox)
                 if folder.read_main_pid() is not None:
                     await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
-                if sandbox.capabilities.inherits_descriptors:
-                    started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
-                else:
-                    starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
-                    started = await wait_to_completion(starting)
+                starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
+                started = await wait_to_completion(starting)
                 self._started.add(started)
             finally:
                 os.close(alive_fd)

@@ -28,6 +28,7 @@ from tool_worker.host.loop import EventLoop
 from tool_worker.host.shell.bash_call import BashCall
 from tool_worker.host.shell.command_marks import CommandEnd
 from tool_worker.host.shell.output_buffer import LONG_OUTPUT_BYTES
+from tool_worker.host.shell.saved_state import make_capture_command, take_capture
 from tool_worker.host.shell.shell import ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, STARTED, SUBMITTED, Shell, ShellEvents
 
 TYPE_CHECKING = False
@@ -71,6 +72,11 @@ UNRESPONSIVE_OUTCOMES = {
 NEXT_STEPS = (
     'You may wait longer to see additional output by sending empty command \'\', send text or keys ("C-c", "C-d", '
     '"C-z") to the running program with `is_input` set to true, or give a longer `timeout` with your next commands.'
+)
+
+RESTORED = (
+    "[This conversation is a fork. Its files are those of the original, and so are the shell's directory, exported "
+    "variables, functions and aliases. The home and /tmp are empty, and no program runs.]\n"
 )
 
 IN_BACKGROUND = (
@@ -134,6 +140,35 @@ class BashSession:
             "functions, the current directory, other terminals and all programs that were running"
             f"{self._configuration.lost}. Kept: {self._configuration.kept}.]\n"
         )
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no command runs, and no end of a command waits to be reported."""
+        return not (self.is_busy or self.has_running_command or self.has_unreported_end)
+
+    def restore(self, script: str) -> None:
+        """Restore the state of the shell that `capture` found in another workspace; nothing may have run yet."""
+        self._shell.prepare(script)
+        self._notice = RESTORED
+
+    def capture(self, finish: Callable[[str | None], None]) -> None:
+        """Pass the script that restores the shell's state to `finish`; None if the shell does not write it.
+
+        The shell must be at rest. The command leaves no trace in it, but traps of the agent see it.
+        """
+        notice, command, exit_code = self._notice, self._command, self._shell.previous_exit_code
+        file = os.path.join(self._configuration.temporary_directory, f".shell-{os.urandom(8).hex()}")
+        self._notice = ""
+
+        def end(result: dict[str, object]) -> None:
+            # Jobs that ended meanwhile are reported to the next call.
+            self._notice = f"{self._notice}{notice}{result['content']}" + ("\n" if result["content"] else "")
+            self._command = command
+            self._shell.previous_exit_code = exit_code
+            finish(take_capture(file))
+
+        save = make_capture_command(self._configuration, file)
+        self.start(BashCall(save, no_change_timeout=None, blocking=True), end)
 
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
         """Start a call; `finish` receives its result, possibly at once. No other call may be in progress."""

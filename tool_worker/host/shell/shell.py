@@ -30,7 +30,7 @@ from tool_worker.host.descendants import (
 )
 from tool_worker.host.hardening import lower_limits
 from tool_worker.host.loop import BufferedWriter, EventLoop
-from tool_worker.host.shell.command_marks import CommandEnd, CommandMark, MarkScanner, end_line, start_line
+from tool_worker.host.shell.command_marks import CommandEnd, CommandMark, MarkScanner, end_line, quote, start_line
 from tool_worker.host.shell.output_buffer import OutputBuffer, OutputFile
 
 TYPE_CHECKING = False
@@ -90,6 +90,7 @@ class Shell:
         output: The unreported output.
         whole_output: The whole output of the current command.
         is_unresponsive: Whether the shell was ended because it no longer accepted commands.
+        previous_exit_code: The exit code that the next command sees as `$?`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Shell:
         self.output = OutputBuffer(configuration.output_limit_bytes, self.whole_output)
         self._nonce = ""
         self._typed_early = b""
-        self._previous_exit_code = 0
+        self.previous_exit_code = 0
         self._command_tick = 0
         self._earlier: frozenset[int] = frozenset()
         self.state = IDLE
@@ -154,13 +155,17 @@ class Shell:
             self._nonce,
             command,
             self._terminal,
-            previous_exit_code=self._previous_exit_code,
+            previous_exit_code=self.previous_exit_code,
             environment=environment,
             cwd=cwd,
         )
         self._to_bash.write(line + end_line(self._nonce, self._terminal))
         self._unresponsive_since = None
         self._hang_check.set(self._loop.now() + HANG_CHECK_SECONDS)
+
+    def prepare(self, script: str) -> None:
+        """Run a script without input and output before the first command."""
+        self._to_bash.write(f"\\builtin eval {quote(script)} </dev/null >/dev/null 2>&1\n".encode("utf-8", "replace"))
 
     def type_text(self, text: str) -> bool:
         """Type lines and a final Enter for the running program; return False if the terminal would cut a line."""
@@ -349,7 +354,7 @@ class Shell:
         self._repeat.set(None)
         self._to_program.clear()
         end = CommandEnd(mark.fields)
-        self._previous_exit_code = end.exit_code
+        self.previous_exit_code = end.exit_code
         if self._stdin_target() not in (self._source, ""):
             # Bash does not read the socket any more and takes its commands from elsewhere.
             self.kill()

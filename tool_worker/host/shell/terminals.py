@@ -8,6 +8,8 @@ Holds: each call is answered exactly once; there are at most `TERMINALS_LIMIT` t
 
 from __future__ import annotations
 
+import os
+
 from tool_worker.host.children import Children
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.loop import EventLoop
@@ -45,7 +47,11 @@ class Terminals:
         self._children = children
         self._configuration = configuration
         self._jobs = 0
-        self.main = self._shell(None)
+        restored = configuration.shell
+        directory = str(restored["directory"]) if restored is not None else ""
+        self.main = self._shell(directory if os.path.isdir(directory) else None)
+        if restored is not None:
+            self.main.restore(str(restored["script"]))
         self._others: dict[str, NamedTerminal] = {}
 
     @property

@@ -1,7 +1,7 @@
 """The reaper removes the files of closed conversations from a node after their time to live.
 
-Leftovers of killed processes are removed at once: processes and temporary files of dead hosts, and partly filled
-workspaces.
+Leftovers of killed processes are removed at once: processes and temporary files of dead hosts, partly filled
+workspaces, and layers that no workspace uses.
 
 Holds:
     - A conversation's files are removed only if its store reports it closed, or if it was deleted from its store. Other
@@ -24,7 +24,7 @@ from broker.log import Conversations
 from broker.runtime import DeckhandsError, UnknownConversation, is_conversation_id, make_extra
 from broker.store import Store
 from tool_worker.sandbox import NoSandbox, find_temporary_directory
-from tool_worker.workspace import HostFolder, remove_staging, remove_tree
+from tool_worker.workspace import HostFolder, Layers, remove_staging, remove_tree
 
 SWEEP_SECONDS = 600.0
 REMOVED = ".removed-"
@@ -45,6 +45,7 @@ class Reaper:
         self._clock = store.clock
         self._root = root.absolute()
         self._keep_seconds = keep_seconds
+        self._layers = Layers(root)
 
     async def run(self) -> None:
         """Sweep every `SWEEP_SECONDS`, forever. Failures are logged."""
@@ -86,6 +87,7 @@ class Reaper:
                     removed.append(conversation_id)
                 await self._clear_after_kills(conversation_id)
         await asyncio.to_thread(self._remove_doomed)
+        await asyncio.to_thread(self._layers.remove_unused)
         return removed
 
     async def _clear_after_kills(self, conversation_id: str) -> None:

@@ -60,7 +60,12 @@ async def recover_workspace(
             await workspaces.close(run.conversation_id)
             await checkpointing.discard(run.conversation_id)
         notice = await checkpointing.recover(
-            run.conversation_id, run.action.id, spec.source, fingerprint=run.fingerprint, moves=moves
+            run.conversation_id,
+            run.action.id,
+            spec.source,
+            fingerprint=run.fingerprint,
+            moves=moves,
+            may_mount=await workspaces.sees_mounts(spec.sandbox),
         )
         if notice is not None:
             return ErrorObservation(content=notice, error_id=WorkspaceLost.code)

@@ -31,7 +31,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Coroutine, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
@@ -58,6 +59,7 @@ from tool_worker.workspace.files.file_tree import (
 )
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.files.staging import create_staging, move_into_place
+from tool_worker.workspace.launch.shell_state import ShellState
 
 VERSION, ENCRYPTED_VERSION = 1, 2
 CHECKPOINTS, BASES, HISTORY = "checkpoints", "bases", "history"
@@ -71,10 +73,15 @@ UNSETTLED_NS = 50_000_000
 """A file that changed this recently may change again within the same clock tick, so it is read again next time."""
 RENEWED_SECONDS = 3 * 86_400.0
 """An older piece is written again when a checkpoint uses it: a removal may be about to drop it as unused."""
+REMEMBERED = 8
+"""How many manifests are remembered, for their next fork."""
 ROUNDS = 100
 """How often unreadable entries are made readable, one directory level deeper each time."""
 
 MANIFEST, PIECE = "manifest of a checkpoint", "piece of a checkpoint"
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _Rows = list[list[Any]]
 _Pieces = dict[str, tuple[tuple[int, ...], list[str]]]
@@ -91,6 +98,8 @@ class Checkpoint:
         written_bytes: Bytes added to the storage for them.
         event: The last event of the log when it was saved; None if not recorded.
         source: The conversation that it was copied from; empty if it is the conversation's own.
+        tree: Hash of all entries: checkpoints with the same hash have the same files.
+        shell: The state of the idle shell; None if it is not known, or if an action was in progress.
     """
 
     files: int
@@ -99,6 +108,8 @@ class Checkpoint:
     written_bytes: int = 0
     event: int | None = None
     source: str = ""
+    tree: str = field(default="", compare=False)
+    shell: ShellState | None = None
 
 
 class SavedFile(NamedTuple):
@@ -107,6 +118,19 @@ class SavedFile(NamedTuple):
     name: str
     kind: str
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A manifest that was written for a fork.
+
+    Attributes:
+        place, stamp: Its local file; None in other storages.
+    """
+
+    packed: bytes
+    place: Path | None
+    stamp: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -154,11 +178,22 @@ class Checkpoints:
         self._files, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
         self._limits = limits or TreeLimits()
+        self._copies: OrderedDict[tuple[tuple[int, ...] | bytes, str], _Copy] = OrderedDict()
+        self._descriptions: OrderedDict[tuple[int, ...] | bytes, Checkpoint] = OrderedDict()
 
-    def save(self, conversation_id: str, workspace: Path, known: SavedFiles, *, event: int | None = None) -> Checkpoint:
+    def save(
+        self,
+        conversation_id: str,
+        workspace: Path,
+        known: SavedFiles,
+        *,
+        event: int | None = None,
+        get_shell: Callable[[], ShellState | None] = lambda: None,
+    ) -> Checkpoint:
         """Save a workspace.
 
         Args:
+            get_shell: Returns the state of the shell if no action has run since the call of `save`.
             event: The last event of the log whose effects are in the files. Forks at this event or later can start from
                 the checkpoint.
             known: The files of this workspace's last checkpoint in this storage; updated in place.
@@ -180,7 +215,9 @@ class Checkpoints:
                 raise PermissionError(errno.EACCES, "It is closed again and again", closed[0])
         for row in rows:
             row[2] = opened_up.modes.get(row[0], int(row[2])) & 0o777
-        manifest = encode_manifest({"version": VERSION, "event": event, "entries": rows}, cipher, conversation_id)
+        shell = get_shell()
+        fields = {"version": VERSION, "event": event, "shell": shell.to_fields() if shell is not None else None}
+        manifest = encode_manifest({**fields, "entries": rows}, cipher, conversation_id)
         if event is not None:
             self._write(f"{self._history_path(conversation_id)}/{event:012}", manifest)
         written = self._write(self._manifest_path(conversation_id), manifest)
@@ -240,16 +277,22 @@ class Checkpoints:
             CheckpointCorrupt: The checkpoint is damaged.
             CheckpointsUnavailable, OSError: The checkpoint cannot be read, or the directory cannot be written.
         """
-        manifest = self._read_manifest(self._manifest_path(conversation_id))
-        rows: _Rows = manifest["entries"]
         if workspace.exists():
             raise FileExistsError(f"{workspace} is there already")
         workspace.parent.mkdir(parents=True, exist_ok=True)
         with create_staging(workspace.parent) as folder:
-            draft = folder / workspace.name
-            draft.mkdir(mode=0o700)
-            size = self._restore_rows(draft, rows, self._find_cipher(manifest))
-            move_into_place(draft, workspace)
+            restored = self.write_files(conversation_id, folder / workspace.name)
+            move_into_place(folder / workspace.name, workspace)
+        return restored
+
+    def write_files(self, conversation_id: str, target: Path) -> Checkpoint:
+        """Write the files of a conversation's last checkpoint as a new directory, which may be left incomplete.
+
+        Raises: See `restore`.
+        """
+        manifest = self._read_manifest(self._manifest_path(conversation_id))
+        target.mkdir(mode=0o700)
+        size = self._restore_rows(target, manifest["entries"], self._find_cipher(manifest))
         return replace(self._describe_manifest(manifest), size_bytes=size)
 
     def list_files(self, conversation_id: str, event: int, path: str) -> list[SavedFile]:
@@ -311,7 +354,15 @@ class Checkpoints:
 
     def describe(self, conversation_id: str) -> Checkpoint:
         """Return the figures of a conversation's last checkpoint. Raises the same errors as `restore`."""
-        return self._describe_manifest(self._read_manifest(self._manifest_path(conversation_id)))
+        path = self._manifest_path(conversation_id)
+        key = self._find_key(path)
+        found = self._descriptions.get(key)
+        if found is None:
+            manifest = self._read_manifest(path)
+            found = self._describe_manifest(manifest)
+            if self._find_cipher(manifest) is None:  # an encrypted one equals no other
+                _remember(self._descriptions, key, found)
+        return found
 
     def copy(self, source_id: str, target_id: str, *, at: int | None = None) -> bool:
         """Give a fork a checkpoint of its source; return whether there was one. Pieces are shared, not copied.
@@ -321,14 +372,40 @@ class Checkpoints:
         """
         if not self.has(source_id):
             return False
-        manifest = self._read_manifest(self._find_nearest(source_id, at))
-        theirs = self._find_cipher(manifest)
+        nearest, target = self._find_nearest(source_id, at), self._manifest_path(target_id)
         cipher = self._ciphers.of_conversation(target_id) if self._ciphers is not None else None
+        key = self._find_key(nearest), source_id
+        if cipher is None and (made := self._copies.get(key)) is not None:
+            self._write_copy(target, made)
+            return True
+        manifest = self._read_manifest(nearest)
+        theirs = self._find_cipher(manifest)
         if cipher is not theirs and (cipher is None or theirs is None or cipher.key_id != theirs.key_id):
             manifest = self._encrypt_again(manifest, theirs, cipher)
         copied = encode_manifest({**manifest, "source": source_id}, cipher, target_id)
-        self._write(self._manifest_path(target_id), copied)
+        self._write(target, copied)
+        if cipher is None and theirs is None:
+            place = Path(target) if isinstance(self._files, LocalFileSystem) else None
+            packed = self._read_packed(target)
+            _remember(self._copies, key, _Copy(packed, place, _make_stamp(place) if place is not None else ()))
         return True
+
+    def _write_copy(self, target: str, made: _Copy) -> None:
+        """Write the manifest of another fork of the same checkpoint: as the same file, where files have links."""
+        with self._translate_errors():
+            if made.place is None:
+                self._files.pipe_file(target, made.packed)
+                return
+            draft = Path(target).with_name(f".{secrets.token_hex(8)}")
+            try:
+                os.link(made.place, draft)
+                if _make_stamp(draft) != made.stamp:  # that fork has saved files of its own since
+                    raise FileNotFoundError(str(made.place))
+                draft.replace(target)
+                draft.unlink(missing_ok=True)  # a rename to another link of the same file does nothing
+            except OSError:
+                draft.unlink(missing_ok=True)
+                _replace(Path(target), made.packed)
 
     def _encrypt_again(self, manifest: dict[str, Any], theirs: Cipher | None, cipher: Cipher | None) -> dict[str, Any]:
         """Return a manifest whose pieces are encrypted for another tenant: a fork outlives the key of its source."""
@@ -439,6 +516,8 @@ class Checkpoints:
             0,
             event=event if isinstance(event, int) else None,
             source=source if isinstance(source, str) else "",
+            tree=hashlib.sha256(json.dumps(manifest["entries"]).encode("ascii")).hexdigest(),
+            shell=ShellState.parse(manifest.get("shell")),
         )
 
     def _find_nearest(self, conversation_id: str, at: int | None) -> str:
@@ -508,9 +587,24 @@ class Checkpoints:
                 self._files.pipe_file(path, packed)  # object stores write objects atomically
         return len(packed)
 
-    def _read(self, path: str, limit_bytes: int, cipher: Cipher | None = None) -> bytes:
+    def _find_key(self, path: str) -> tuple[int, ...] | bytes:
+        """Return what tells a manifest from others: its local file, or a hash of its content.
+
+        Raises:
+            FileNotFoundError, CheckpointsUnavailable: It cannot be read.
+        """
+        if isinstance(self._files, LocalFileSystem):
+            with self._translate_errors(FileNotFoundError):
+                return _make_stamp(Path(path))
+        return hashlib.sha256(self._read_packed(path)).digest()
+
+    def _read_packed(self, path: str) -> bytes:
         with self._translate_errors(FileNotFoundError):
             packed: bytes = self._files.cat_file(path)
+            return packed
+
+    def _read(self, path: str, limit_bytes: int, cipher: Cipher | None = None) -> bytes:
+        packed = self._read_packed(path)
         try:
             return _unpack(packed if cipher is None else cipher.decrypt(packed, PIECE), limit_bytes)
         except (zstandard.ZstdError, CorruptEntry) as error:
@@ -524,6 +618,17 @@ class Checkpoints:
 
     def _manifest_path(self, conversation_id: str) -> str:
         return f"{self._root}/{self._folder}/{check_conversation_id(conversation_id)}"
+
+
+def _make_stamp(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _remember(known: OrderedDict[K, V], key: K, value: V) -> None:
+    known[key] = value
+    while len(known) > REMEMBERED:
+        known.popitem(last=False)
 
 
 def _replace(path: Path, content: bytes) -> None:

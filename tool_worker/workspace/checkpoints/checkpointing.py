@@ -3,7 +3,8 @@
 Holds:
     - A workspace that is not on this node is restored, or reported as lost. The first action that needs it does not
       run; its observation reports the state of the files. No action runs in an empty or outdated directory without
-      that notice.
+      that notice. A fork that starts with exactly the files and the shell of its event needs none.
+    - A workspace with a layer is mounted before it is used.
     - One worker at a time saves a workspace; saving does not block other conversations.
 Does not: save directories that users named by path.
 """
@@ -15,21 +16,28 @@ import fcntl
 import json
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from broker.contract import GitSource, UploadedSource, WorkspaceUse
 from broker.log import EventLog
-from broker.runtime import CorruptEntry, is_conversation_id
+from broker.runtime import CorruptEntry, DataLocked, StoreMisconfigured, is_conversation_id
+from broker.secrets import SecretsLocked
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, SourceUnusable, WorkspaceError
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.workspace.files.staging import create_staging_async
 from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_launch import capture_shell
+from tool_worker.workspace.launch.shell_state import ShellState
+from tool_worker.workspace.layers import CopyMethod, LayerLost, Layers, attach, detach, move_away
 from tool_worker.workspace.opening.workspace_opener import BASE, WorkspaceOpener
 
 NOTHING_SAVED = "The node of this workspace saves no checkpoints."
 REMEMBERED_WORKSPACES = 500
+SHELL_LIMIT_SECONDS = 60.0
 MOVES = "moves"
 SAVING = "saving.lock"
 
@@ -101,6 +109,7 @@ class Checkpointing:
         self._bases = bases
         self._opener = opener
         self._every = every
+        self._layers = Layers(root)
         self._states: OrderedDict[str, _SaveState] = OrderedDict()
 
     async def recover(
@@ -111,6 +120,7 @@ class Checkpointing:
         *,
         fingerprint: str = "",
         moves: int = 0,
+        may_mount: bool = True,
     ) -> str | None:
         """Make sure that a workspace is in the state that its conversation expects.
 
@@ -118,6 +128,7 @@ class Checkpointing:
             source: Source of the workspace.
             fingerprint: Fingerprint of the action, see `compute_fingerprint`.
             moves: See `has_moved_away`.
+            may_mount: Whether the programs of the workspace see mounts of this process.
 
         Returns:
             None if the workspace is as expected; else the text that answers the action instead of running it. Another
@@ -125,8 +136,14 @@ class Checkpointing:
 
         Raises:
             CheckpointsUnavailable: The checkpoint cannot be read or restored now; the next action tries again.
+            WorkspaceUnavailable: The workspace has a layer that cannot be mounted.
         """
         directory = self._directory(conversation_id)
+        try:
+            await asyncio.to_thread(attach, directory.parent)
+        except LayerLost as error:
+            _log.error("cannot use the workspace of %s: %s", conversation_id, error)
+            await self.discard(conversation_id)
         note_path = directory.with_name("recovery.json")
         action_key = (action_id, fingerprint)
         if directory.exists():
@@ -135,7 +152,7 @@ class Checkpointing:
         async with create_staging_async(directory.parent) as removed:
             _move_leftovers(HostFolder(self._root, conversation_id), removed)
         directory.with_name(MOVES).write_text(str(moves))
-        notice = await self._recover_files(conversation_id, action_key, note_path, source)
+        notice = await self._recover_files(conversation_id, action_key, note_path, source, may_mount=may_mount)
         # From now on, this is an ordinary workspace, even if it is empty.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
@@ -155,7 +172,7 @@ class Checkpointing:
         """Remove a workspace that has continued on another node. Its processes must have ended."""
         directory = self._directory(conversation_id)
         async with create_staging_async(directory.parent) as removed:
-            directory.rename(removed / directory.name)
+            await asyncio.to_thread(move_away, directory.parent, removed)
             _move_leftovers(HostFolder(self._root, conversation_id), removed)
             self._states.pop(conversation_id, None)
 
@@ -165,15 +182,19 @@ class Checkpointing:
         action_key: tuple[int, str],
         note_path: Path,
         source: GitSource | UploadedSource | None,
+        *,
+        may_mount: bool,
     ) -> str | None:
         source_id, at = await self._find_fork_source(conversation_id)
         try:
             saved = await self._find(conversation_id, source_id, at)
             if saved is not None:
-                restored = make_restored_notice(saved, at)
+                is_exact = await self._is_exact(conversation_id, saved, at)
+                restored = None if is_exact else make_restored_notice(saved, at)
                 # Written before the files: after a crash, the next worker of this action gives the same notice.
                 _write_note(note_path, action_key, restored)
-                if await self._restore(conversation_id):
+                HostFolder(self._root, conversation_id).write_shell(saved.shell if is_exact else None)
+                if await self._restore(conversation_id, saved, may_mount=may_mount):
                     return restored
         except CheckpointsUnavailable:
             if source_id is not None or await self._log.is_workspace_used(conversation_id):
@@ -255,15 +276,28 @@ class Checkpointing:
             WorkspaceTooLarge, OSError: See `Checkpoints.save`.
         """
         directory = self._directory(conversation_id)
+        folder = HostFolder(self._root, conversation_id)
         if self._checkpoints is None or not directory.is_dir():
             return None
+        await asyncio.to_thread(attach, directory.parent)
         kept = self._get_state(conversation_id)
         async with kept.turn:
             changes = kept.changes
             event = await self._log.load_last_id(conversation_id)
-            saved = await asyncio.to_thread(
-                _save_locked, self._checkpoints, conversation_id, directory, kept.files, event
+            shell = await self._capture_shell(conversation_id)
+            loop = asyncio.get_running_loop()
+
+            def get_shell() -> ShellState | None:
+                """Return the state of the shell if no action has started while the files were read."""
+                if shell is None:
+                    return None
+                seen = asyncio.run_coroutine_threadsafe(capture_shell(folder), loop).result(SHELL_LIMIT_SECONDS)
+                return shell if seen is not None and seen.newest == shell.newest else None
+
+            save = partial(
+                self._checkpoints.save, conversation_id, directory, kept.files, event=event, get_shell=get_shell
             )
+            saved = await asyncio.to_thread(_save_locked, directory, save)
             kept.changes -= changes
         return saved
 
@@ -296,6 +330,7 @@ class Checkpointing:
             return
         try:
             await self.save(conversation_id)
+            await asyncio.to_thread(detach, self._root / conversation_id)
         except (OSError, WorkspaceError) as error:
             _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
@@ -311,10 +346,30 @@ class Checkpointing:
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
 
-    async def _restore(self, conversation_id: str) -> bool:
+    async def _is_exact(self, conversation_id: str, saved: Checkpoint, at: int | None) -> bool:
+        """Return whether a fork at this event would have the files and the shell of its checkpoint.
+
+        It does if the actions that had started by then are those that have results in the fork's part of the log. A
+        tool worker that may not read logs does not know, and returns False.
+        """
+        shell = saved.shell
+        if not saved.source or shell is None or saved.event is None or at is None or at < saved.event:
+            return False
+        try:
+            events = await self._log.read(conversation_id, after=max(0, min(shell.newest, saved.event) - 1), until=at)
+        except (StoreMisconfigured, DataLocked, CorruptEntry):
+            return False
+        is_answered = not shell.newest or any(event.cause == shell.newest for event in events)
+        later = (event for event in events if event.cause is not None and event.cause > shell.newest)
+        return is_answered and not any(event.workspace_use is WorkspaceUse.CHANGED for event in later)
+
+    async def _restore(self, conversation_id: str, saved: Checkpoint, *, may_mount: bool) -> bool:
         assert self._checkpoints is not None
         try:
-            await asyncio.to_thread(self._checkpoints.restore, conversation_id, self._directory(conversation_id))
+            if saved.source:
+                await asyncio.to_thread(self._create_fork, conversation_id, saved, may_mount=may_mount)
+            else:
+                await asyncio.to_thread(self._checkpoints.restore, conversation_id, self._directory(conversation_id))
         except FileExistsError:
             return True  # another worker of this node was faster
         except (FileNotFoundError, CheckpointCorrupt) as error:
@@ -323,6 +378,27 @@ class Checkpointing:
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
         return True
+
+    def _create_fork(self, conversation_id: str, saved: Checkpoint, *, may_mount: bool) -> None:
+        """Create the workspace of a fork, which shares the files of its checkpoint with other forks if possible."""
+        assert self._checkpoints is not None
+        method = self._layers.find_method(may_mount=may_mount)
+        if method is CopyMethod.COPY:
+            self._checkpoints.restore(conversation_id, self._directory(conversation_id))
+        else:
+            restore = partial(self._checkpoints.write_files, conversation_id)
+            self._layers.create_workspace(conversation_id, saved.tree, method, restore)
+
+    async def _capture_shell(self, conversation_id: str) -> ShellState | None:
+        """Return the state of a workspace's shell, without the conversation's secrets; None if it is not known."""
+        shell = await capture_shell(HostFolder(self._root, conversation_id))
+        if shell is None or self._log.secrets is None:
+            return shell
+        try:
+            masker = await self._log.secrets.load_masker(conversation_id)
+        except SecretsLocked:
+            return None
+        return replace(shell, script=masker.mask_text(shell.script))
 
     def _directory(self, conversation_id: str) -> Path:
         return self._root / conversation_id / "workspace"
@@ -357,13 +433,11 @@ def make_restored_notice(saved: Checkpoint, at: int | None) -> str:
     return RESTORED.format(which=which.format(event=saved.event, at=at), gone=GONE)
 
 
-def _save_locked(
-    checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles, event: int
-) -> Checkpoint:
+def _save_locked(directory: Path, save: Callable[[], Checkpoint]) -> Checkpoint:
     # A lock among the workers of the node: an older state must not overwrite a newer one.
     with directory.with_name(SAVING).open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        return checkpoints.save(conversation_id, directory, files, event=event)
+        return save()
 
 
 def _find_checkpoint(

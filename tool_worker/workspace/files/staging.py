@@ -19,6 +19,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from tool_worker.errors import wait_to_completion
+from tool_worker.workspace.files.overlay_mounts import unmount_below
 
 STAGING_PREFIX = ".draft-"
 
@@ -71,13 +72,15 @@ def remove_staging(folder: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory tree of any depth, including read-only directories. Idempotent.
+    """Remove a directory tree of any depth, including read-only directories and overlays. Idempotent.
 
     Raises:
         OSError: An entry cannot be removed.
     """
     with suppress(OSError):
         path.rmdir()
+    if path.exists():
+        unmount_below(path)
     # `rm` handles any depth, unlike Python's recursion. Read-only trees occur in practice, such as Go's module cache.
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if path.exists():

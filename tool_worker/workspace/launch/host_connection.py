@@ -20,6 +20,7 @@ from typing import Any
 from tool_worker.errors import HostLost, HostRefused, WorkspaceUnavailable
 from tool_worker.host import protocol
 from tool_worker.host.protocol import FINGERPRINT_LIMIT_CHARS
+from tool_worker.workspace.launch.shell_state import ShellState
 
 ANSWER_LIMIT_SECONDS = 30.0
 """Time limit for requests that a host answers immediately."""
@@ -218,6 +219,16 @@ class HostConnection:
         is_busy, has_egress = (reply.get(name) is True for name in ("is_shell_busy", "has_egress"))
         newest = _parse_newest(reply.get("newest"))
         return HostReport(str(reply.get("workspace")), tuple(running), is_busy, has_egress, newest)
+
+    async def capture_shell(self) -> ShellState | None:
+        """Return the state of the shell; None while an action is in progress, and from hosts of earlier versions.
+
+        Raises:
+            HostLost: See `run`.
+        """
+        with suppress(HostRefused):
+            return ShellState.parse((await self._ask({"op": "capture"})).get("shell"))
+        return None
 
     async def open_terminal(self, columns: int, rows: int) -> int:
         """Start a shell for an operator, and return the number of its terminal. It ends with this connection.

@@ -8,6 +8,7 @@
         alive.lock       held by the host and its sandbox while one of them lives
         pid-<n>.json     the process whose death ends all others of the workspace, as numbered in pid namespace <n>
         gitconfig        of programs without a sandbox
+        shell.json       the state of the shell that the first host of a fork restores
         deleted          when the conversation was found to be deleted from its store
         socket, journal, history (of edited files), host.log, egress.log; entrance/socket, while a container is started
 
@@ -33,6 +34,7 @@ from pathlib import Path
 from broker.contract import WorkspaceSpec
 from tool_worker.errors import WorkspaceConflict
 from tool_worker.sandbox import AUTO
+from tool_worker.workspace.launch.shell_state import ShellState
 
 MOUNT_AT = "/workspace"
 
@@ -93,8 +95,6 @@ def to_absolute(path: str) -> Path:
 LOG_TAIL_BYTES = 2000
 BACKLOG = 64
 HOME, TEMPORARY = "home", "tmp"
-NODE_FOLDER = ".node"
-"""The folder for the locks of the whole node, beside those of conversations."""
 
 
 class HostFolder:
@@ -118,6 +118,7 @@ class HostFolder:
         self._opening = self._folder / "opening.lock"
         self._binding = self._folder / "binding.json"
         self._deleted = self._folder / "deleted"
+        self._shell = self._folder / "shell.json"
 
     @property
     def exists(self) -> bool:
@@ -178,6 +179,23 @@ class HostFolder:
         draft = self._binding.with_suffix(".new")
         draft.write_text(json.dumps(asdict(binding)))
         draft.replace(self._binding)
+
+    def read_shell(self) -> ShellState | None:
+        """Return the state that the shell of the first host starts with; None for a new shell's."""
+        try:
+            return ShellState.parse(json.loads(self._shell.read_text()))
+        except (OSError, ValueError):
+            return None
+
+    def write_shell(self, shell: ShellState | None) -> None:
+        """Set the state that the shell of the first host starts with, atomically."""
+        if shell is None:
+            self._shell.unlink(missing_ok=True)
+            return
+        self.create()
+        draft = self._shell.with_suffix(".new")
+        draft.write_text(json.dumps(shell.to_fields()))
+        draft.replace(self._shell)
 
     def read_main_pid(self) -> int | None:
         """Return the process id that the last host announced; only the lock shows whether it is alive.

@@ -51,6 +51,7 @@ from tool_worker.sandbox import (
 )
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.shell_state import ShellState
 
 END_GRACE_SECONDS = 3.0
 DEATH_LIMIT_SECONDS = 10.0
@@ -69,7 +70,7 @@ def start_host(
 ) -> int:
     """Start a host and return the id of the started process: the sandbox's outer process, or the host.
 
-    Blocks for a second or so if the sandbox does not inherit descriptors.
+    Blocks until the program runs, and for a second or so if the sandbox does not inherit descriptors.
 
     Args:
         alive_fd: The held lock of a live host, which the host inherits; the caller closes its own descriptor.
@@ -154,6 +155,22 @@ async def interrupt_host(folder: HostFolder, action_id: int | None) -> bool:
         if await wait_until_dead(folder, DEATH_LIMIT_SECONDS):
             return False  # the host was ending, with all its programs
         raise
+
+
+async def capture_shell(folder: HostFolder) -> ShellState | None:
+    """Return the state of a live host's idle shell; None if there is no host, or if it does not answer."""
+    if not folder.is_alive:
+        return None
+    try:
+        connection = await HostConnection.attach(folder.conversation_id, folder.connect())
+    except (OSError, WorkspaceUnavailable):
+        return None
+    try:
+        return await connection.capture_shell()
+    except HostLost:
+        return None
+    finally:
+        await connection.detach()
 
 
 async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:

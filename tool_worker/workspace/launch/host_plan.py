@@ -98,6 +98,7 @@ class HostPlans:
             folder.create_home({GIT_CONFIGURATION: self.git_identity.configuration()})
             temporary_folder = folder.temporary if sandbox.keeps_temporary(enclosure) else None
             enclosure = replace(enclosure, home=folder.home, temporary=temporary_folder)
+        shell = folder.read_shell()
         sessions = self.programs.in_containers if can.runs_images else self.programs.commands
         configuration = HostConfiguration(
             workspace=binding.mount_at,
@@ -119,6 +120,7 @@ class HostPlans:
             lost=_describe_lost(enclosure, temporary),
             kept=_describe_kept(enclosure),
             packages=(can.packages_at or str(packages)) if packages else "",
+            shell=shell.move_to(binding.mount_at).to_fields() if shell is not None else None,
         )
         return enclosure, configuration
 

@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tool_worker.workspace.launch.host_folder import NODE_FOLDER, try_lock
+from tool_worker.workspace.launch.host_folder import try_lock
+from tool_worker.workspace.layers import NODE_FOLDER
 
 STARTS_AT_ONCE = max(4, os.cpu_count() or 1)
 POLL_SECONDS = 0.02
