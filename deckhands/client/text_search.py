@@ -17,7 +17,6 @@ import binascii
 import json
 import math
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from broker.contract import (
 )
 from broker.log import ConversationQuery, ConversationRow, Conversations, LogReader, Selection
 from broker.runtime import (
+    SYSTEM_CLOCK,
     CorruptEntry,
     DataLocked,
     EventsLost,
@@ -195,11 +195,11 @@ class _Budget:
 
     @property
     def is_spent(self) -> bool:
-        return self.chars <= 0 or time.monotonic() >= self.deadline
+        return self.chars <= 0 or SYSTEM_CLOCK.monotonic() >= self.deadline
 
     @property
     def seconds(self) -> float:
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.deadline - SYSTEM_CLOCK.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class _Cursor:
 
     @classmethod
     def start_archive(cls) -> _Cursor:
-        return cls(position=b"", since=int(1_000 * time.time()))
+        return cls(position=b"", since=int(1_000 * SYSTEM_CLOCK.now().timestamp()))
 
     def render(self) -> str:
         if self.position == b"":
@@ -279,7 +279,7 @@ class TextSearch:
         """
         start = _Cursor() if query.place != "archive" else _Cursor.start_archive()
         start = _Cursor.parse(cursor) if cursor else start
-        call = _Call(query, _Budget(time.monotonic() + limit_seconds, limit_chars), limit)
+        call = _Call(query, _Budget(SYSTEM_CLOCK.monotonic() + limit_seconds, limit_chars), limit)
         place: _Cursor | None = start
         if start.position is None and query.place != "archive":
             place = await self._search_store(call, start)

@@ -25,6 +25,7 @@ from deckhands.client.text_search import MAX_TEXT_CHARS, SearchPage, SearchQuery
 from deckhands.server.gateway import SEARCHES_AT_ONCE, SEARCHES_WAITING
 from tests.archive_parts import begin_ended, retired
 from tests.integration.command_line import deckhands, environment
+from tests.polling import until
 from tests.server_parts import Served, served
 from tests.stores import RealServer, emptied
 from tests.unit.deckhands.sample_log import command, output, state, user
@@ -299,8 +300,7 @@ async def test_many_searches_of_a_tenant_leave_room_for_others(server: Served) -
         held = [await server.gateway.search_slots.acquire() for _ in range(SEARCHES_AT_ONCE)]
         many = [asyncio.create_task(acme.get("/search?text=needle")) for _ in range(3 * SEARCHES_WAITING)]
         refused = 3 * SEARCHES_WAITING - SEARCHES_WAITING - 1
-        while sum(task.done() for task in many) < refused:
-            await asyncio.sleep(0.01)
+        await until(lambda: sum(task.done() for task in many) >= refused, limit=60.0, what="the refusals")
         assert {task.result().json()["code"] for task in many if task.done()} == {"too_many_requests_of_tenant"}
         theirs = asyncio.create_task(other.get("/search?text=needle"))
         assert (await other.get("/conversations")).status_code == 200, "short requests do not wait for searches"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+from broker.runtime import SYSTEM_CLOCK
 from deckhands.client.archive.storage import ArchiveStorage
 
 KEPT_SECONDS = 600.0
@@ -73,16 +73,16 @@ class ArchiveListing:
         Raises:
             ArchiveUnavailable: the archive cannot be used.
         """
-        deadline = time.monotonic() + limit_seconds
-        since = min(since, time.time())
+        deadline = SYSTEM_CLOCK.monotonic() + limit_seconds
+        since = min(since, SYSTEM_CLOCK.now().timestamp())
         while True:
             index = self._index
-            if index is not None and since <= index.started >= time.time() - KEPT_SECONDS:
+            if index is not None and since <= index.started >= SYSTEM_CLOCK.now().timestamp() - KEPT_SECONDS:
                 return index
             if self._making is None:
                 self._making = asyncio.create_task(asyncio.to_thread(self._make, index))
             making = self._making
-            await asyncio.wait({making}, timeout=max(0.0, deadline - time.monotonic()))
+            await asyncio.wait({making}, timeout=max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
             if not making.done():
                 return None
             if self._making is making:
@@ -95,15 +95,15 @@ class ArchiveListing:
 
     def _make(self, last: ArchiveIndex | None) -> ArchiveIndex:
         if last is not None:
-            self._is_closed.wait(max(0.0, last.started + 2 * last.seconds - time.time()))
-        started = time.time()
+            self._is_closed.wait(max(0.0, last.started + 2 * last.seconds - SYSTEM_CLOCK.now().timestamp()))
+        started = SYSTEM_CLOCK.now().timestamp()
         entries: list[bytes] = []
         for folder in self._storage.list_folders():
             entries += make_entries(folder)
             if self._is_closed.is_set():
                 break
         entries.sort()
-        return ArchiveIndex(entries, started, time.time() - started)
+        return ArchiveIndex(entries, started, SYSTEM_CLOCK.now().timestamp() - started)
 
 
 def make_entries(files: Iterable[tuple[float, str]]) -> list[bytes]:

@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { ago, el, named, note, replace } from "./dom.js";
 
-/** After this many are found, the user is asked before the search goes on. */
+/** After this many are found, the user is asked before the search continues. */
 const MOST_FOUND = 50;
 
 /** Return a text as nodes, with the words marked. */
