@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from deckhands.client.reasons.link import Why
     from deckhands.client.remote.server_calls import ServerRefused, ServerUntrusted
     from deckhands.client.tasks.spec import TaskSpec
+    from deckhands.client.text_search import FoundConversation
     from deckhands.client.trajectories import Trajectory
     from deckhands.client.transfers.commands import CommandFailed, CommandResult
     from deckhands.client.verification import Verification
@@ -73,6 +74,7 @@ __all__ = [
     "DeckhandsError",
     "Event",
     "EventsLost",
+    "FoundConversation",
     "GoalSpec",
     "LLMSpec",
     "LLMSummarizingCondenserSpec",
@@ -147,6 +149,7 @@ _MODULES = {
     "deckhands.client.reasons.link": ("Why",),
     "deckhands.client.remote.server_calls": ("ServerRefused", "ServerUntrusted"),
     "deckhands.client.tasks.spec": ("TaskSpec",),
+    "deckhands.client.text_search": ("FoundConversation",),
     "deckhands.client.trajectories": ("Trajectory",),
     "deckhands.client.transfers.commands": ("CommandFailed", "CommandResult"),
     "deckhands.client.verification": ("Verification",),

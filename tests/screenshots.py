@@ -316,6 +316,8 @@ async def take(folder: Path, names: Sequence[str] = ()) -> None:
                     ("compare", f"#/compare/{shown}/{fork}", 1280, 900, False),
                     ("conversations", "", 1280, 780, False),
                     ("conversations-narrow", "", 390, 900, True),
+                    ("search", "#/search/assert", 1280, 520, False),
+                    ("search-narrow", "#/search/assert", 390, 780, True),
                     ("conversation", f"#/c/{shown}@7", 1280, 1000, False),
                     ("conversation-dark", f"#/c/{shown}@10", 1280, 1000, True),
                     ("conversation-narrow", f"#/c/{shown}", 390, 844, False),
@@ -334,7 +336,7 @@ async def take(folder: Path, names: Sequence[str] = ()) -> None:
                     async with opened(
                         f"http://127.0.0.1:{port}/{path}", width=width, height=height, dark=is_dark, key=key
                     ) as page:
-                        await page.locator("tbody tr, .item, .begin").first.wait_for()
+                        await page.locator("tbody tr, .item, .begin, .found li").first.wait_for()
                         if name.startswith("cluster"):
                             await page.wait_for_function(PLOTTED)
                         if "#/c/" in path:

@@ -300,12 +300,12 @@ def _route_model(litellm: ModuleType, config: LLMConfig) -> str:
 
 
 def _find_provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
-    """Return litellm's provider of a model; litellm knows some names without one.
+    """Return litellm's provider of a model; litellm knows some names without one, and some with a path.
 
     Raises:
         LLMConfigError: litellm knows no provider for this name.
     """
-    if config.custom_llm_provider is None and "/" not in model:
+    if config.custom_llm_provider is None and model.partition("/")[0] not in litellm.provider_list:
         try:
             return str(litellm.get_llm_provider(model=model)[1])
         except Exception:  # noqa: BLE001  (its own text does not say what to do here)

@@ -87,6 +87,8 @@ from .tasks.tasks import MAX_TASK_CHARS as MAX_TASK_CHARS, check_task as check_t
 from .tasks.tasks import derive_conversation_id as derive_conversation_id
 from .tasks.tasks import derive_task_conversation_id as derive_task_conversation_id, derive_title as derive_title
 from .tasks.tasks import to_output_spec as to_output_spec
+from .text_search import FoundConversation as FoundConversation, SearchPage as SearchPage
+from .text_search import SearchQuery as SearchQuery, TextMatch as TextMatch, TextSearch as TextSearch
 from .trajectories import Segment as Segment, SegmentReply as SegmentReply, Trajectory as Trajectory
 from .transfers.commands import CommandFailed as CommandFailed, CommandResult as CommandResult
 from .transfers.files import WorkspaceFiles as WorkspaceFiles

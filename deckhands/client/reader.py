@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from broker.contract import Event, codec, decode_any
 from broker.log import ConversationProgress, ConversationRow, Conversations, LogReader
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from broker.log import EventLog
     from deckhands.client.archive.archive import Archive, ArchivedConversation
     from deckhands.client.reasons.link import Why
+    from deckhands.client.text_search import FoundConversation, TextSearch
     from deckhands.client.trajectories import Trajectory
     from deckhands.client.verification import Verification
     from deckhands.client.watcher import Watcher
@@ -88,6 +89,8 @@ class Reader:
 
     async def aclose(self) -> None:
         """Close the connection; pending waits raise StoreUnavailable."""
+        if self.archive is not None:
+            self.archive.listing.close()
         if "watcher" in self.__dict__:
             await self.watcher.aclose()
         await self.store.aclose()
@@ -287,6 +290,49 @@ class Reader:
             for one in page:
                 if selection.matches(one.state, one.labels):
                     yield one
+
+    @cached_property
+    def text_search(self) -> TextSearch:
+        """The search in the texts of conversations."""
+        from deckhands.client.text_search import TextSearch
+
+        return TextSearch(self.log_reader, self.archive)
+
+    async def search(
+        self,
+        text: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        states: Collection[str] = (),
+        tenant: str | None = None,
+        place: Literal["", "store", "archive"] = "",
+    ) -> AsyncGenerator[FoundConversation, None]:
+        """Yield the conversations with a text that has all words: their title, task or any other event.
+
+        Conversations of the store come first, then archived ones, each newest first. There is no index, so every log
+        may have to be read; `text_search` searches in bounded steps.
+
+        Args:
+            text: up to ten words; upper and lower case are the same.
+            labels: only conversations that have all of these.
+            states: only conversations in one of these states; empty: any.
+            tenant: only this tenant's; None: of all.
+            place: `store` or `archive`: search only this; empty: both.
+
+        Raises:
+            UsageError: no words, or too many.
+            ArchiveUnavailable: the archive cannot be used.
+        """
+        from broker.log import Selection
+        from deckhands.client.text_search import SearchQuery
+
+        query = SearchQuery.parse(text, Selection(labels or {}, frozenset(states), tenant), place)
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self.text_search.load_page(query, cursor)
+            for found in page.found:
+                yield found
+            cursor = page.next_cursor
 
     async def last_id(self, conversation_id: str) -> int:
         """Return the id of the last event of a conversation, in the store or in the archive.

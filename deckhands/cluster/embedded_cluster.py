@@ -153,8 +153,14 @@ class Cluster:
         """Start the store, and the workers without waiting for them.
 
         Raises:
+            UsageError: The quota table cannot be used; nothing has started.
             DeckhandsError: See `EmbeddedValkey.start`.
         """
+        quotas = make_worker_environment(CONTROLLER, dict(self.spec.environment)).get("DECKHANDS_QUOTAS", "")
+        if quotas.strip() and self.spec.controllers:
+            from broker.limits import QuotaTable  # most clusters have no quotas, and need not import it
+
+            await asyncio.to_thread(QuotaTable.load_setting, quotas)
         await self.store.start()
         self.logs.mkdir(exist_ok=True)
         (self.spec.directory / "node").mkdir(exist_ok=True)

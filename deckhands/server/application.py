@@ -28,6 +28,7 @@ from deckhands.server import (
     rollouts,
     runs,
     schedules,
+    search,
     steering,
     terminals,
     trajectories,
@@ -48,6 +49,7 @@ VERSION = "1"
 ROUTERS: tuple[APIRouter, ...] = (
     cluster.routes,
     conversations.routes,
+    search.routes,
     steering.routes,
     terminals.routes,
     reasons.routes,

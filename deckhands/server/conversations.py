@@ -201,19 +201,7 @@ async def listing(
 
     Pages skip and repeat nothing while conversations are created or deleted. A page may hold fewer than `limit`.
     """
-    if unknown := sorted(set(state) - STATES):
-        raise UsageError(
-            f"There is no state {ascii(unknown[0])[:100]}.", remedy=f"States: {', '.join(sorted(STATES))}."
-        )
-    pairs = [text.partition("=") for text in label]
-    selection = Selection(
-        to_labels({name: value for name, _, value in pairs}),
-        frozenset(state),
-        tenant if principal.is_for_all_tenants else principal.tenant,
-        model,
-        min_cost_usd,
-        title,
-    )
+    selection = make_selection(principal, state, label, tenant, model=model, min_cost_usd=min_cost_usd, title=title)
     if not principal.is_for_all_tenants and tenant not in (None, principal.tenant):
         return _render_page([], None)
     selected = ConversationQuery(gateway.store, selection)
@@ -223,6 +211,31 @@ async def listing(
         return _render_page(await selected.load_matching_rows([name for name in ids if is_conversation_id(name)]), None)
     rows, place = await selected.load_page(parse_cursor(cursor), limit=limit)
     return _render_page(rows, place)
+
+
+def make_selection(
+    principal: Principal, states: Sequence[str], labels: Sequence[str], tenant: str | None, **further: Any
+) -> Selection:
+    """Return a selection within the rights of a principal.
+
+    Args:
+        labels: `KEY=VALUE` each.
+        tenant: ignored unless the principal is for all tenants.
+
+    Raises:
+        UsageError: there is no such state, or a label is none.
+    """
+    if unknown := sorted(set(states) - STATES):
+        raise UsageError(
+            f"There is no state {ascii(unknown[0])[:100]}.", remedy=f"States: {', '.join(sorted(STATES))}."
+        )
+    pairs = [text.partition("=") for text in labels]
+    return Selection(
+        to_labels({name: value for name, _, value in pairs}),
+        frozenset(states),
+        tenant if principal.is_for_all_tenants else principal.tenant,
+        **further,
+    )
 
 
 def _render_page(rows: Sequence[ConversationRow], place: IndexPosition | None) -> Response:

@@ -37,6 +37,11 @@ REQUESTS_AT_ONCE = 4
 REQUESTS_WAITING = 256
 """How many more of them may wait; the server refuses the others with 429."""
 
+SEARCHES_AT_ONCE = 2
+"""How many searches work at the same time, at most one of each tenant."""
+SEARCHES_WAITING = 8
+"""How many more searches of a tenant may wait."""
+
 PROMPTS_AT_ONCE, PROMPTS_PERCENT = 4, 50
 """How many prompts are made at the same time, and how many of a hundred for one tenant."""
 
@@ -146,6 +151,7 @@ class Gateway:
         history: the recent figures of the cluster.
         streams: the open streams and long-polling requests, with their keys.
         turns: those of short requests.
+        searches: the turns of a tenant's searches; `search_slots` are for all tenants.
         prompts: the prompts that are made at the moment, see `prompts`.
         transfers: the files in transfer; `connections` are those with an authenticated request.
         refusals: the number of requests answered with an error, by status and reason.
@@ -169,6 +175,8 @@ class Gateway:
     transfers: Held = field(init=False)
     connections: Held = field(init=False)
     turns: Turns = field(init=False, default_factory=lambda: Turns(REQUESTS_AT_ONCE, REQUESTS_WAITING))
+    searches: Turns = field(init=False, default_factory=lambda: Turns(1, SEARCHES_WAITING))
+    search_slots: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(SEARCHES_AT_ONCE))
     refusals: Counter[Refusal] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 

@@ -249,11 +249,12 @@ def test_numbers_have_their_nouns() -> None:
     [
         ({}, "anthropic/claude-sonnet-4-5", "There is no key for 'anthropic/claude-sonnet-4-5'. Set LLM_API_KEY."),
         ({}, "nosuch-model", "No provider is known for the model 'nosuch-model'. Write PROVIDER/NAME"),
+        ({}, "nosuch/model", "No provider is known for the model 'nosuch/model'. Write PROVIDER/NAME"),
         ({}, "scripted/BROKEN", "The model script 'BROKEN' is not JSON"),
         ({"DECKHANDS_QUOTAS": "BROKEN"}, "openai/gpt-5", "The quota table is not TOML"),
         ({"LLM_CONFIG": "BROKEN"}, "openai/gpt-5", "BROKEN"),
     ],
-    ids=["no key", "unknown model", "script", "quotas", "profiles"],
+    ids=["no key", "unknown model", "unknown provider", "script", "quotas", "profiles"],
 )
 def test_unusable_settings_are_told_once_as_usage(
     env: dict[str, str], workspace: Path, tmp_path: Path, variables: dict[str, str], model: str, message: str
@@ -269,13 +270,15 @@ def test_unusable_settings_are_told_once_as_usage(
     assert "Iterations" not in done.out
 
 
-def test_cluster_does_not_start_with_unusable_settings(env: dict[str, str], tmp_path: Path) -> None:
+def test_cluster_does_not_start_with_unusable_settings(env: dict[str, str], home: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("x = ")
     done = deckhands("up", env={**env, "DECKHANDS_QUOTAS": str(broken)})
     assert done.code == 2, done
     assert done.err.count("The quota table is not TOML") == 1, done
     assert "The cluster is up" not in done.out
+    assert not (home / "cluster" / "valkey").exists(), "the store was started"
+    assert not (home / "cluster" / "logs").exists(), "a worker was started"
 
 
 def test_taken_port_is_named_before_anything_starts(env: dict[str, str], home: Path) -> None:

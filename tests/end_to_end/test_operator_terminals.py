@@ -24,7 +24,9 @@ from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.terminals import TerminalRecord
 from tests.browser_pages import CHROMIUM, TOO_WIDE
 from tests.browser_pages import opened as opened_page
+from tests.docker_image import image
 from tests.forked_programs import ForkedProgram
+from tests.kubernetes_api import running_cluster
 from tests.polling import unhurried, until
 from tests.served_stores import close_workspaces, environment_with, worker
 from tests.server_parts import Served, add_principal, served, served_with_model
@@ -139,6 +141,54 @@ async def test_operator_works_in_the_sandbox_and_is_recorded(server: Served, cid
     assert typed.endswith(r"\x03echo interrupted $?\rexit 7\r")
     assert "from the agent" in "".join(await recorded(server, "terminal.output", cid))
     assert (await recorded(server, "terminal.end", cid))[0].startswith("the shell ended; ")
+
+
+@pytest.mark.docker
+async def test_operator_works_in_a_container(tmp_path: Path) -> None:
+    settings = {"DECKHANDS_SANDBOX": "docker", "DECKHANDS_DOCKER_IMAGES": image()}
+    async with served_with_model(tmp_path, TURNS, options={"terminals": True}, **settings) as server:
+        await check_terminal_of_a_container(server)
+
+
+async def test_operator_works_in_a_pod(tmp_path: Path) -> None:
+    with running_cluster(tmp_path / "kubernetes", tmp_path / "home") as kubernetes:
+        settings = kubernetes.environment()
+        async with served_with_model(tmp_path, TURNS, options={"terminals": True}, **settings) as server:
+            await check_terminal_of_a_container(server)
+
+
+async def check_terminal_of_a_container(server: Served) -> None:
+    """The terminal is in the container of the agent, has a size and job control, and ends whole."""
+    cid = await finished(server)
+    async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+        await screen.opens()
+        await screen.type("cat a.txt; echo columns=$COLUMNS urls=$(env | grep -c DECKHANDS_URL)\r")
+        await screen.shows("from the agent")
+        await screen.shows("columns=90 urls=0")
+        await screen.socket.send(json.dumps({"columns": 100, "rows": 40}))
+        await screen.type("id -u > user.txt; echo columns=$COLUMNS\r")
+        await screen.shows("columns=100")
+        await screen.type("echo it sleeps $((40 + 1)); sleep 1000\r")
+        await screen.shows("it sleeps 41")
+        await screen.type("\x03")
+        await screen.type("echo interrupted $?\r")
+        await screen.shows("interrupted 130")
+        done = await server.client.execute(
+            cid, "[ $(id -u) = $(cat user.txt) ] || echo other user", timeout_seconds=60.0
+        )
+        assert done.output.strip() == ""
+        await screen.type("exit 7\r")
+        assert await screen.ends() == ""
+        assert screen.texts[-1] == {"type": "ended", "exit_code": 7}
+    async with opened(server, cid, await server.token("acme", SCOPES)) as screen:
+        await screen.type("echo $$ > pid; echo on$((1 + 1))line; sleep 1000\r")
+        await screen.shows("on2line")
+    pid = (await server.client.files.read(cid, "pid")).strip().decode()
+
+    async def is_gone() -> bool:
+        return (await server.client.execute(cid, f"kill -0 {pid}", timeout_seconds=60.0)).exit_code != 0
+
+    await until(is_gone, limit=LIMIT_SECONDS, what="the end of the shell whose reader has left")
 
 
 async def test_key_without_a_right_opens_no_terminal(server: Served, cid: str) -> None:

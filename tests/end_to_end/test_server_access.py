@@ -84,7 +84,7 @@ def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
     ).items():
         path = path.replace(name, value)
     assert "{" not in path
-    return f"{path}?reason=test&timeout_seconds=0.01&at=1"
+    return f"{path}?reason=test&timeout_seconds=0.01&at=1&text=hello"
 
 
 def is_openhands(route: APIRoute) -> bool:

@@ -25,6 +25,7 @@ from broker.tools.mcp_config import read_servers
 from deckhands.client.client import Client
 from deckhands.evaluation.attempts.results import AttemptRow
 from deckhands.server.auth.api_keys import Scope
+from tests.archive_parts import begin_ended, retired
 from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, TOO_WIDE, opened
 from tests.evaluation_parts import write_evaluation
@@ -33,7 +34,7 @@ from tests.oauth_mcp_server import oauth_server
 from tests.polling import until
 from tests.screenshots import attempts, fill, fill_cluster, fill_operations, work
 from tests.server_parts import Served, served
-from tests.unit.deckhands.sample_log import reply, state
+from tests.unit.deckhands.sample_log import reply, state, user
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken=1'>\x1b[31m\u202eabc"
@@ -189,6 +190,37 @@ async def test_search_takes_a_long_word_as_id_or_title(server: Served) -> None:
             assert await page.locator("tbody tr", has_text=found).count() == 1
 
 
+async def test_words_are_found_in_the_texts_of_all_conversations(tmp_path: Path, programs: dict[str, str]) -> None:
+    """Live and archived ones, with a link to the event; what they say stays text."""
+    place = tmp_path / "archive"
+    async with (
+        served(tmp_path / "log", programs, archive=str(place)) as server,
+        await Client.connect(server.log.admin) as admin,
+    ):
+        client = Client(admin.store, str(place))
+        for name in ("old-1", "old-2"):
+            await begin_ended(client, name, user(f"A needle of {name}, {HOSTILE}"))
+        await retired(admin.store, place, tmp_path)
+        await begin_ended(client, "new-1", user("Nothing"))
+        await begin_ended(client, "new-2", user("Another NEEDLE, and more"))
+        async with opened(f"{server.url}/", width=390, key=await server.token("*")) as page:
+            await page.get_by_role("searchbox", name="Search").fill("needle")
+            await page.get_by_role("button", name="In all texts").click()
+            await page.get_by_text("That is all. 3 found, 4 searched").wait_for()
+            found = page.locator(".found li")
+            assert "Another NEEDLE, and more" in await found.nth(0).inner_text()
+            assert sorted(await found.locator(".label", has_text="archived").all_inner_texts()) == 2 * ["archived"]
+            assert {mark.lower() for mark in await found.locator("mark").all_inner_texts()} == {"needle"}
+            assert await page.evaluate("window.broken") is None
+            assert await page.evaluate(TOO_WIDE) == []
+            await found.nth(0).get_by_role("link").click()
+            await page.locator(".item", has_text="Another NEEDLE").wait_for()
+            await page.locator("#main").press("s")
+            await page.get_by_role("searchbox", name="Words").fill("nowhere")
+            await page.keyboard.press("Enter")
+            await page.get_by_text("That is all. 0 found, 4 searched").wait_for()
+
+
 COMMAND_NOTES = (
     "\n[The command timed out after 5 seconds. You may wait longer to see more.]",
     '\n[Your command "ls" is NOT executed. The previous command is still running. You may wait longer to see it.]',
@@ -310,7 +342,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 async def _check(page: Page, axe: str) -> list[Any]:
-    await page.locator("tbody tr, .why li, .say, .begin").first.wait_for()
+    await page.locator("tbody tr, .why li, .say, .begin, .found li").first.wait_for()
     await page.evaluate(axe)
     violations: list[Any] = await page.evaluate(CHECK)
     return violations
@@ -332,6 +364,7 @@ async def test_axe_finds_nothing_on_any_page(server: Served, axe: str, is_dark: 
         "evaluation": "#/e/nightly-shop",
         "cluster": "#/cluster",
         "new": "#/new",
+        "search": "#/search/cart",
     }
     found: dict[str, list[Any]] = {}
     async with opened(f"{server.url}/", dark=is_dark, key=await server.token("*")) as page:

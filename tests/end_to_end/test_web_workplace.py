@@ -347,6 +347,7 @@ async def test_nothing_is_clipped_on_a_phone(server: Served, is_dark: bool) -> N
         for path, part in (
             ("#/new", ".begin"),
             ("#/", "tbody tr"),
+            ("#/search/title", ".found li"),
             ("#/cluster", ".tiles"),
             ("#/evaluations", "main h1"),
         ):

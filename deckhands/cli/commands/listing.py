@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from deckhands.cli.options import json_option
 from deckhands.cli.selection import label_option, parse_labels, parse_states, state_option
 from deckhands.client import (
     NoCluster,
+    clean_line,
     count_columns,
     fit_width,
     note,
@@ -33,7 +34,14 @@ from deckhands.cluster import Home
 from deckhands.settings import CliSettings
 
 if TYPE_CHECKING:
-    from deckhands.client import ArchivedConversation, RunFolder
+    from deckhands.client import (
+        ArchivedConversation,
+        FoundConversation,
+        RunFolder,
+        SearchPage,
+        SearchQuery,
+        TextMatch,
+    )
 
 SECTION = "Read conversations"
 SUMMARIES = {"ls": "List conversations and runs."}
@@ -52,6 +60,7 @@ class ListedItem:
     Attributes:
         is_run: it is a run of this machine, made by `deckhands run`.
         is_archived: it is in the archive.
+        match: where it has the text that was searched for; None without a search.
         updated: a time in ISO 8601, or empty.
         labels: given by its producer.
         not_before: its start time, in ISO 8601; empty if it does not wait for one.
@@ -69,6 +78,7 @@ class ListedItem:
     labels: Mapping[str, str] = field(default_factory=dict)
     not_before: str = ""
     is_archived: bool = False
+    match: TextMatch | None = None
 
     def cells(self) -> tuple[str, ...]:
         """Return the cells of its row in the table."""
@@ -117,6 +127,7 @@ class LsOptions:
     is_archived: bool
     labels: tuple[str, ...]
     states: str
+    text: str | None
     as_json: bool
 
 
@@ -126,6 +137,11 @@ class LsOptions:
 @click.option("--archived", "is_archived", is_flag=True, help="List the archive instead.")
 @label_option
 @state_option
+@click.option(
+    "--text",
+    metavar="WORDS",
+    help="Search: only those with a title, task or other event that has all of these words; also archived ones.",
+)
 @json_option
 @with_options(LsOptions)
 def ls(options: LsOptions) -> None:
@@ -135,9 +151,12 @@ def ls(options: LsOptions) -> None:
 
     With --archived, it lists the conversations of the archive that DECKHANDS_ARCHIVE names, last archived first, and
     needs no cluster. A filter then reads every file until the limit is reached.
+
+    With --text, it searches the runs, the cluster and the archive, in this order and each newest first, and shows where
+    the words are. There is no index: every log may have to be read.
     """
     selection = Selection(parse_labels(options.labels), parse_states(options.states))
-    listing = _list_archived if options.is_archived else _list
+    listing = _search if options.text is not None else _list_archived if options.is_archived else _list
     asyncio.run(listing(CliSettings.from_env(), selection, options))
 
 
@@ -207,6 +226,95 @@ async def _list_archived(settings: CliSettings, selection: Selection, options: L
         note("The archive is empty.")
 
 
+async def _search(settings: CliSettings, selection: Selection, options: LsOptions) -> None:
+    from deckhands.client import SearchQuery
+
+    query = SearchQuery.parse(options.text or "", selection, "archive" if options.is_archived else "")
+    home = Home(settings.home)
+    count = 0
+    sums = Totals()
+    printed = _Printer(sums, as_json=options.as_json)
+
+    def print_found(found: list[ListedItem]) -> bool:
+        """Print what was found, and return whether that was all that was asked for."""
+        printed.print(found if options.is_all else found[: options.limit - sums.number])
+        return not options.is_all and sums.number >= options.limit
+
+    if not selection.labels and not options.is_archived:
+        folders = _find_runs(home)
+        count += len(folders)
+        if print_found([item for folder in folders if (item := _search_run(folder, query)) is not None]):
+            return
+    try:
+        count += await _search_cluster(settings, query, print_found)
+    except NoCluster:
+        if options.is_archived or home.has_had_cluster:
+            note("The cluster is not up, so its conversations are not searched.")
+    if not sums.number and not options.as_json:
+        note(f"None of the {format_count(count, 'conversation')} that were searched has this text.")
+
+
+async def _search_cluster(
+    settings: CliSettings, query: SearchQuery, print_found: Callable[[list[ListedItem]], bool]
+) -> int:
+    """Search the cluster and the archive; return how many conversations have been searched."""
+    from deckhands.client import Client
+
+    count = unreadable = 0
+    cursor: str | None = ""
+    async with Client(await open_cluster(settings=settings), settings.archive) as client:
+        while cursor is not None:
+            page = await client.text_search.load_page(query, cursor)
+            count += page.searched
+            unreadable += page.unreadable
+            if print_found([_item_of_found(found) for found in page.found]):
+                break
+            cursor = page.next_cursor
+            if cursor is not None and sys.stderr.isatty():
+                note(_describe_progress(count, page))
+    if unreadable:
+        note(
+            f"{format_count(unreadable, 'conversation')} cannot be read: damaged, or encrypted with a key unknown here."
+        )
+    return count
+
+
+def _describe_progress(count: int, page: SearchPage) -> str:
+    if page.place == "listing":
+        return "Listing the archive…"
+    back_to = f", back to {page.reached:%Y-%m-%d %H:%M}" if page.reached else ""
+    return f"Searched {format_count(count, 'conversation')}{back_to}…"
+
+
+def _search_run(folder: RunFolder, query: SearchQuery) -> ListedItem | None:
+    item = next(_items_of_runs([folder], None, query.selection), None)
+    if item is None:
+        return None
+    try:
+        match = query.find_in_log(item.title, folder.events())
+    except CorruptEntry as error:
+        note(str(error))
+        return None
+    return None if match is None else replace(item, match=match)
+
+
+def _item_of_found(found: FoundConversation) -> ListedItem:
+    return ListedItem(
+        conversation_id=found.conversation_id,
+        state=found.state,
+        wait_reason="",
+        iterations=found.iterations,
+        cost_usd=found.cost_usd,
+        has_unknown_cost=found.has_unknown_cost,
+        updated=found.updated.astimezone(UTC).isoformat() if found.updated else "",
+        title=found.title,
+        is_run=False,
+        labels=found.labels,
+        is_archived=found.is_archived,
+        match=found.match,
+    )
+
+
 def _print_end(sums: Totals, count: int, options: LsOptions, what: str) -> None:
     """Print the last line, or a note that no conversation matches."""
     if options.as_json:
@@ -241,9 +349,20 @@ class _Printer:
                 for cells in (HEAD, *(one.cells() for one in listed))
             ]
             spare = [name for name in SPARE if name in head]
-            lines = render_table(head, rows, columns=count_columns(sys.stdout), spare=spare)
-            print_text("\n".join(lines[1:] if self._has_head else lines))
+            columns = count_columns(sys.stdout)
+            top, *lines = render_table(head, rows, columns=columns, spare=spare)
+            found = [_describe_match(one.match, columns) for one in listed]
+            lines = [text for line, below in zip(lines, found, strict=True) for text in (line, below) if text]
+            print_text("\n".join(lines if self._has_head else [top, *lines]))
             self._has_head = True
+
+
+def _describe_match(match: TextMatch | None, columns: int | None) -> str:
+    """Return the line below a conversation that was found; empty if its title has the words."""
+    if match is None or match.event_id is None:
+        return ""
+    line = f"  [{match.event_id}] {clean_line(match.snippet)}"
+    return line if columns is None else fit_width(line, columns)
 
 
 async def _first(pages: AsyncIterator[list[ConversationRow]], limit: int) -> list[ListedItem]:

@@ -35,6 +35,7 @@ from deckhands.client.archive.archived_file import (
     Manifest,
     SummaryNumbers,
 )
+from deckhands.client.archive.listing import ArchiveListing
 from deckhands.client.archive.storage import ArchiveConflict, ArchiveStorage, ArchiveUnavailable, CorruptArchive
 from deckhands.client.reading.summary import summarize
 
@@ -57,6 +58,8 @@ class Archive:
         self.url = url
         self._encryption = encryption
         self._place = ArchiveStorage(url)
+        self.listing = ArchiveListing(self._place)
+        """The files, newest first."""
 
     async def save(self, store: Store, events: Sequence[Event], *, checkpoint: str = "") -> Manifest:
         """Write a settled conversation into its file, and check the file. Idempotent.

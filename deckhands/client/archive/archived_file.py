@@ -289,13 +289,18 @@ class ArchivedFile:
 
     def events(self, decode: codec.Decoder, *, after: int = 0) -> Iterator[Event]:
         """Yield the events above `after`, in order, as the log has them: with their large texts shortened."""
+        for fields in self.exported_events(after=after):
+            yield self._event(fields, decode)
+
+    def exported_events(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the events as `Event.export` returns them, without validating their fields."""
         for _ in self._pieces(EVENTS):  # check for damage before any content is used
             continue
         number = 0
         for line in self._lines():
             number += 1
             if number > after:
-                yield self._event(line, number, decode)
+                yield self._parse_line(line, number)
         if number != self.manifest.last_event_id:
             raise self._corrupt(f"it has {number} events; its manifest says {self.manifest.last_event_id}")
 
@@ -379,13 +384,20 @@ class ArchivedFile:
         if rest:
             raise self._corrupt("its log does not end with a whole line")
 
-    def _event(self, line: bytes, number: int, decode: codec.Decoder) -> Event:
+    def _parse_line(self, line: bytes, number: int) -> dict[str, Any]:
         try:
             fields = json.loads(line)
-            if not isinstance(fields, dict) or fields.pop("id", None) != number:
-                raise self._corrupt(f"line {number} of its log is not event {number}")
-            fields["cause"] = fields.pop("cause_id", None)
-            wire = {name: value for name, value in fields.items() if value is not None}
+        except (ValueError, RecursionError) as error:
+            raise self._corrupt(f"line {number} of its log cannot be read: {error}") from error
+        if not isinstance(fields, dict) or fields.get("id") != number:
+            raise self._corrupt(f"line {number} of its log is not event {number}")
+        return fields
+
+    def _event(self, fields: dict[str, Any], decode: codec.Decoder) -> Event:
+        number = fields.pop("id")
+        fields["cause"] = fields.pop("cause_id", None)
+        wire = {name: value for name, value in fields.items() if value is not None}
+        try:
             return decode(codec.encode(wire, schema_version=self.manifest.schema_version), number)
         except (ValueError, RecursionError, CorruptEntry, EventUnfit) as error:
             raise self._corrupt(f"line {number} of its log cannot be read: {error}") from error

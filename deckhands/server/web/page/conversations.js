@@ -52,8 +52,8 @@ export function conversations({ main, signal, refused }) {
   } }, "Save filter");
   replace(main,
     el("div", { class: "bar" }, el("h1", {}, "Conversations"), count, el("span", { class: "grow" }), el("a", { class: "button main", href: "#/new" }, "New conversation")),
-    el("form", { class: "bar filters", onsubmit: (event) => { event.preventDefault(); if (ID.test(text.value.trim())) location.hash = `#/c/${text.value.trim()}`; } },
-      el("label", { for: "text" }, "Search"), text, el("label", { for: "state" }, "State"), state,
+    el("form", { class: "bar filters", onsubmit: (event) => { event.preventDefault(); if (ID.test(text.value.trim())) location.hash = `#/c/${text.value.trim()}`; else if (text.value.trim()) location.hash = `#/search/${encodeURIComponent(text.value.trim())}`; } },
+      el("label", { for: "text" }, "Search"), el("div", { class: "row" }, text, el("button", { class: "quiet", title: "Search tasks, messages, commands and outputs; Enter" }, "In all texts")), el("label", { for: "state" }, "State"), state,
       el("div", { class: "row actions" }, compare, pause, requeue, cancel),
       el("details", { class: "further", open: innerWidth > NARROW_PX }, el("summary", {}, "More filters"), el("div", { class: "row" },
         el("label", { for: "label" }, "Label"), label, el("label", { for: "tenant" }, "Tenant"), tenant, el("label", { for: "model" }, "Model"), model,

@@ -3,7 +3,7 @@
 import { el } from "./dom.js";
 
 const GROUPS = [
-  ["Everywhere", [["?", "this list"], ["l", "all conversations"], ["b", "a new conversation"]]],
+  ["Everywhere", [["?", "this list"], ["l", "all conversations"], ["s", "search the texts of all conversations"], ["b", "a new conversation"]]],
   ["In a conversation", [["j  k", "next and previous step"], ["g  G", "first step; the end, which is followed"], ["/", "search; Enter and Shift+Enter lead on"], ["n  N", "next and previous match"],
     ["e", "next error"], ["1 … 6", "Log, Timeline, Usage, Files, About, Terminal"], ["m", "write a message; Ctrl+Enter sends it"], ["c  v  x", "confirm, edit or reject the action that waits"],
     ["p  i  r", "pause, interrupt, resume"], ["f", "fork at the step"], ["a", "repeat: a new conversation with the same task"]]],
@@ -26,7 +26,7 @@ export function help() {
 
 /** Listen for the keys that work on every page. */
 export function listen() {
-  const found = { "?": help, l: () => { location.hash = "#/"; }, b: () => { location.hash = "#/new"; } };
+  const found = { "?": help, l: () => { location.hash = "#/"; }, s: () => { location.hash = "#/search"; }, b: () => { location.hash = "#/new"; } };
   addEventListener("keydown", (event) => {
     if (isTyping(event) || !Object.hasOwn(found, event.key)) return;
     event.preventDefault();

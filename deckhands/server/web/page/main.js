@@ -9,6 +9,7 @@ import { conversations } from "./conversations.js";
 import { evaluation, evaluations } from "./evaluations.js";
 import { listen } from "./keys.js";
 import { el, note, replace } from "./dom.js";
+import { search } from "./search.js";
 
 const main = document.getElementById("main");
 let leaving = new AbortController(), here = { id: "", aim: () => {} };
@@ -36,6 +37,7 @@ function show() {
   document.getElementById("connection").textContent = "";
   const entry = /^\/enter\/([\w-]{20,100})$/.exec(where);
   if (entry) { enter(entry[1]); return; }
+  const searched = /^\/search(?:\/([^]*))?$/.exec(where);
   const created = /^\/new(?:\/([^@/]+))?$/.exec(where);
   const evaluated = /^\/e\/([\w-]{1,64})$/.exec(where), compared = /^\/compare\/([^@/]+)\/([^@/]+)$/.exec(where);
   const place = where === "/cluster" ? "cluster" : evaluated || where === "/evaluations" ? "evaluations" : "conversations";
@@ -46,6 +48,7 @@ function show() {
   }
   const context = { main, signal: leaving.signal, refused };
   if (found) here = Object.assign(conversation(context, found[1], Number(found[2] || 0)), { id: found[1] });
+  else if (searched) search(context, searched[1] || "");
   else if (created) begin(context, created[1] || "");
   else if (evaluated) evaluation(context, evaluated[1]);
   else if (compared) compare(context, compared[1], compared[2]);
