@@ -23,6 +23,7 @@ from tests.server_parts import served
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "build" / "peers" / "software-agent-sdk"
+PLUGIN = ROOT / "tests" / "openhands_own_tests.py"
 LIVE = REPOSITORY / "tests" / "cross" / "test_remote_conversation_live_server.py"
 PASSED = frozenset(
     {
@@ -73,8 +74,12 @@ def test_each_test_is_run_or_has_a_reason() -> None:
 
 
 def link_pytest(folder: Path) -> Path:
-    """Make a directory with pytest and what it needs, for another Python: it is not installed beside the SDK."""
+    """Make a directory with pytest, what it needs and our plug-in, for another Python.
+
+    The root of our repository is no place to import from there: its package `tests` would hide the SDK's.
+    """
     folder.mkdir()
+    (folder / PLUGIN.name).symlink_to(PLUGIN)
     for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         found = importlib.metadata.distribution(name)
         for part in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
@@ -100,13 +105,13 @@ async def test_the_tests_of_the_sdk_pass(tmp_path: Path) -> None:
         ):
             await server.working()
             running = await asyncio.create_subprocess_exec(
-                *(PYTHON, "-m", "pytest", "-q", "-p", "tests.openhands_own_tests", "-p", "no:cacheprovider"),
+                *(PYTHON, "-m", "pytest", "-q", "-p", PLUGIN.stem, "-p", "no:cacheprovider"),
                 *(f"{LIVE}::{name}" for name in sorted(PASSED)),
                 *("-c", os.devnull, "--rootdir", str(LIVE.parent), "--basetemp", str(tmp_path / "own")),
                 env={
                     "PATH": os.environ["PATH"],
                     "HOME": str(tmp_path),
-                    "PYTHONPATH": f"{link_pytest(tmp_path / 'pytest')}:{ROOT}",
+                    "PYTHONPATH": str(link_pytest(tmp_path / "pytest")),
                     "OPENHANDS_TEST_URL": server.url,
                     "OPENHANDS_TEST_KEY": await server.token(),
                     "OPENHANDS_TEST_FOLDER": str(place),
