@@ -127,6 +127,7 @@ from .session_events import AcpPermissionAction as AcpPermissionAction, AcpTurnA
 from .session_events import IPythonRunCellAction as IPythonRunCellAction
 from .session_events import IPythonRunCellObservation as IPythonRunCellObservation
 from .markdown import MAX_FILE_BYTES as MAX_FILE_BYTES, shorten_text as shorten_text
+from .skill_sources import ALL_TENANTS as ALL_TENANTS
 from .skill_sources import MAX_SKILL_SOURCES as MAX_SKILL_SOURCES, MAX_SOURCE_CHARS as MAX_SOURCE_CHARS
 from .skill_sources import SKILL_SOURCE_PATTERN as SKILL_SOURCE_PATTERN, SkillSource as SkillSource
 from .skill_sources import SkillSourceRule as SkillSourceRule, check_skill_folder as check_skill_folder
