@@ -17,7 +17,8 @@ from .agent_factory import AgentFactoryConfig as AgentFactoryConfig, AgentKind a
 from .agent_factory import choose_agent as choose_agent, legacy_of as legacy_of, sdk_of as sdk_of
 from .agent_files import AGENT_FOLDERS as AGENT_FOLDERS, AgentFile as AgentFile
 from .agent_files import load_agent_files as load_agent_files, parse_agent_file as parse_agent_file
-from .agent_files import read_agent_files as read_agent_files
+from .agent_files import make_agent_file as make_agent_file, read_agent_files as read_agent_files
+from .agent_files import render_delegates as render_delegates
 from .agent_state import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_USER_STATES as WAITING_FOR_USER_STATES
 from .agent_state import AgentState as AgentState, is_settled as is_settled
 from .allowed_hosts import HostRule as HostRule, parse_authority as parse_authority
