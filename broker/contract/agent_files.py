@@ -166,7 +166,7 @@ def make_agent_file(head: Mapping[str, Any], content: str) -> AgentFile:
 
 
 def render_delegates(delegates: Mapping[str, str]) -> str:
-    """Return what a model is told of its delegates: their descriptions by name; empty without any."""
+    """Return the text by which a model knows its delegates and their descriptions; empty without any."""
     described = ", ".join(f"{name} ({description})" if description else name for name, description in delegates.items())
     return f"With the tool `delegate` you can hand tasks to these agents: {described}." if described else ""
 

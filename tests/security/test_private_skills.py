@@ -235,7 +235,7 @@ async def test_redirect_takes_the_password_nowhere(node: Node, tmp_path: Path, f
 
 
 @pytest.mark.parametrize("form", ["git", "archive"])
-async def test_error_of_a_server_that_repeats_the_login_has_no_password(node: Node, tmp_path: Path, form: str) -> None:
+async def test_error_of_a_careless_server_has_no_password(node: Node, tmp_path: Path, form: str) -> None:
     with forge(tmp_path / "web") as server:
         server.root.mkdir()
         write_table(node, server.host)
