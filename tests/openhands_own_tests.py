@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 
 @contextlib.contextmanager
@@ -23,6 +24,12 @@ def our_server(*_args: Any, **_options: Any) -> Iterator[dict[str, Any]]:
         "api_key": os.environ["OPENHANDS_TEST_KEY"],
         "workspace_path": Path(os.environ["OPENHANDS_TEST_FOLDER"]),
     }
+
+
+def our_agent_server() -> Iterator[dict[str, Any]]:
+    """Stand in for the fixture that starts a server in another process."""
+    port = urlsplit(os.environ["OPENHANDS_TEST_URL"]).port
+    yield {"port": port, "api_key": os.environ["OPENHANDS_TEST_KEY"]}
 
 
 def pytest_configure() -> None:
@@ -50,5 +57,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Replace the function that starts a server, in each module of tests."""
-    for module in {item.module for item in items}:
-        module.live_server_env = our_server
+    for item in items:
+        item.module.live_server_env = our_server
+        for fixture in item._fixtureinfo.name2fixturedefs.get("agent_server", ()):
+            fixture.func = our_agent_server

@@ -22,6 +22,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from broker.contract.skill_sources import SkillSourceRule
 from broker.contract.skills import parse_skills
 from broker.contract.specs import AgentSpec
 from broker.limits.quotas import QuotaTable
@@ -43,6 +44,7 @@ from deckhands.evaluation.datasets.own_rows import OwnRow
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
 from tests.source_code import ROOT, tracked_sources
 from tool_worker.secret_sources import read_secret_sources
+from tool_worker.workspace import read_skill_credentials
 
 RUN = {"bash", "console", "python"}
 DATA = {"csv", "json", "jsonl", "markdown", "toml", "yaml"}
@@ -90,6 +92,8 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
         )
     elif "vault" in content:
         assert len(read_secret_sources(path, {"VAULT_TOKEN": "t"})) == len(content)
+    elif "acme=git.example.com/acme" in content:
+        assert read_skill_credentials(path, tuple(map(SkillSourceRule.parse, content)), {"FILES_PASSWORD": "p"})
     elif "hook" in content:
         assert _HookTable.model_validate(content).hook
     elif "project" in content:

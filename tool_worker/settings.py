@@ -22,7 +22,15 @@ from broker.secrets import find_private_paths, load_secret_key, parse_workspace_
 from broker.tools import AllowedServers, McpServerSpec, read_allowed, read_servers
 from tool_worker.sandbox import ClusterAccess, ContainerSettings, KubernetesSettings, ResourceLimits, is_image_name
 from tool_worker.secret_sources import SecretSourceSpec, read_secret_sources
-from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
+from tool_worker.workspace import (
+    EgressGate,
+    GitIdentity,
+    NamedDirectories,
+    RepositoryRoots,
+    SkillCredential,
+    TreeLimits,
+    read_skill_credentials,
+)
 
 # OpenHands' own names (10.1, 10.3), so that existing settings work.
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"
@@ -88,6 +96,7 @@ class ToolVariables(BrokerSettings):
             "separated by commas; empty: none"
         ),
     ] = ""
+    skill_credentials: Annotated[str, Field(description="a file with passwords for private places of skills")] = ""
     chromium: Annotated[str, Field(description="path of Chromium; empty: the usual places")] = ""
     git_user_name: Annotated[
         str, Field(description="git's author name in workspaces that configure none; empty: none")
@@ -136,6 +145,7 @@ class ToolSettings:
         gate: Network access that workspaces may get.
         repository_roots: Directories below which local repositories may be cloned.
         skill_rules: Sources of skills that tasks may name.
+        skill_credentials: Passwords for those that are private.
         workspace_limits: Size limits of a workspace.
         no_change_timeout_seconds: A command is answered after this long without output; `NO_CHANGE_TIMEOUT_SECONDS`.
         environment: Variables of every shell: `X` for each `SANDBOX_ENV_X`.
@@ -165,6 +175,7 @@ class ToolSettings:
     gate: EgressGate
     repository_roots: RepositoryRoots
     skill_rules: tuple[SkillSourceRule, ...]
+    skill_credentials: tuple[SkillCredential, ...]
     secret_key: Callable[[], bytes | None]
     named: NamedDirectories
     git_identity: GitIdentity
@@ -180,6 +191,10 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
     """
     variables = ToolVariables.from_env(env)
     arm(variables)
+    skill_rules = _make_skill_rules(variables)
+    skill_credentials: tuple[SkillCredential, ...] = ()
+    if variables.skill_credentials:
+        skill_credentials = read_skill_credentials(Path(variables.skill_credentials).expanduser(), skill_rules, env)
     return ToolSettings(
         variables=variables,
         node=variables.node or socket.gethostname(),
@@ -200,10 +215,12 @@ def load_tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         limits=_make_limits(variables),
         gate=_make_gate(variables),
         repository_roots=_make_repository_roots(variables),
-        skill_rules=_make_skill_rules(variables),
+        skill_rules=skill_rules,
+        skill_credentials=skill_credentials,
         secret_key=partial(load_secret_key, variables),
         named=NamedDirectories(
-            parse_workspace_roots(split_paths(variables.workspace_roots)), find_private_paths(variables)
+            parse_workspace_roots(split_paths(variables.workspace_roots)),
+            (*find_private_paths(variables), *(one.password_file for one in skill_credentials if one.password_file)),
         ),
         git_identity=_make_git_identity(variables),
         program_environment={name: value for name, value in env.items() if not name.startswith("DECKHANDS_")},

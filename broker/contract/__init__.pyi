@@ -17,7 +17,8 @@ from .agent_factory import AgentFactoryConfig as AgentFactoryConfig, AgentKind a
 from .agent_factory import choose_agent as choose_agent, legacy_of as legacy_of, sdk_of as sdk_of
 from .agent_files import AGENT_FOLDERS as AGENT_FOLDERS, AgentFile as AgentFile
 from .agent_files import load_agent_files as load_agent_files, parse_agent_file as parse_agent_file
-from .agent_files import read_agent_files as read_agent_files
+from .agent_files import make_agent_file as make_agent_file, read_agent_files as read_agent_files
+from .agent_files import render_delegates as render_delegates
 from .agent_state import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_USER_STATES as WAITING_FOR_USER_STATES
 from .agent_state import AgentState as AgentState, is_settled as is_settled
 from .allowed_hosts import HostRule as HostRule, parse_authority as parse_authority
@@ -127,6 +128,7 @@ from .session_events import AcpPermissionAction as AcpPermissionAction, AcpTurnA
 from .session_events import IPythonRunCellAction as IPythonRunCellAction
 from .session_events import IPythonRunCellObservation as IPythonRunCellObservation
 from .markdown import MAX_FILE_BYTES as MAX_FILE_BYTES, shorten_text as shorten_text
+from .skill_sources import ALL_TENANTS as ALL_TENANTS
 from .skill_sources import MAX_SKILL_SOURCES as MAX_SKILL_SOURCES, MAX_SOURCE_CHARS as MAX_SOURCE_CHARS
 from .skill_sources import SKILL_SOURCE_PATTERN as SKILL_SOURCE_PATTERN, SkillSource as SkillSource
 from .skill_sources import SkillSourceRule as SkillSourceRule, check_skill_folder as check_skill_folder

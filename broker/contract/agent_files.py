@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -131,8 +131,17 @@ def parse_agent_file(path: str, text: str) -> AgentFile:
         ValueError: the front matter is not YAML, or a field is invalid; says which.
     """
     head, content = split_front_matter(text)
+    return make_agent_file({**head, "name": head.get("name") or PurePosixPath(path).stem}, content)
+
+
+def make_agent_file(head: Mapping[str, Any], content: str) -> AgentFile:
+    """Return the agent of a file's front matter and instructions, or of a definition that a client sends.
+
+    Raises:
+        ValueError: a field is invalid; says which.
+    """
     instructions = replace_surrogates(content.strip())
-    name = str(head.get("name") or PurePosixPath(path).stem)
+    name = str(head.get("name"))
     if not _NAME.fullmatch(name):
         raise ValueError(f"`name` is {ascii(name)[:100]}; it may have 64 letters, digits, `_`, `.` and `-`")
     if len(instructions) > MAX_INSTRUCTION_CHARS:
@@ -154,6 +163,12 @@ def parse_agent_file(path: str, text: str) -> AgentFile:
         max_iterations=_parse_limit(head, "max_iteration_per_run", int),
         max_budget_usd=_parse_limit(head, "max_budget_per_run", float),
     )
+
+
+def render_delegates(delegates: Mapping[str, str]) -> str:
+    """Return the text by which a model knows its delegates and their descriptions; empty without any."""
+    described = ", ".join(f"{name} ({description})" if description else name for name, description in delegates.items())
+    return f"With the tool `delegate` you can hand tasks to these agents: {described}." if described else ""
 
 
 def load_agent_files(home: Path) -> tuple[AgentFile, ...]:
@@ -191,7 +206,7 @@ def _tighten(policy: ConfirmationPolicy, mode: str) -> ConfirmationPolicy:
     return policy.model_copy(update={"mode": mode}) if is_stricter else policy
 
 
-def _parse_tools(head: dict[str, Any], field: str) -> frozenset[str] | None:
+def _parse_tools(head: Mapping[str, Any], field: str) -> frozenset[str] | None:
     """Return the names of a list of tools, or of text with commas, without the arguments in parentheses."""
     value = head.get(field)
     if value is None:
@@ -217,7 +232,7 @@ def _normalize(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("tool")
 
 
-def _parse_limit(head: dict[str, Any], field: str, kind: type[int | float]) -> Any:
+def _parse_limit(head: Mapping[str, Any], field: str, kind: type[int | float]) -> Any:
     value = head.get(field)
     if value is None:
         return None

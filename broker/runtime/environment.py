@@ -53,7 +53,7 @@ REFUSED = {
     ),
 }
 PASS_ENV = "DECKHANDS_PASS_ENV"  # noqa: S105  (a name)
-TABLES = ("DECKHANDS_MCP", "DECKHANDS_SECRET_SOURCES")
+TABLES = ("DECKHANDS_MCP", "DECKHANDS_SECRET_SOURCES", "DECKHANDS_SKILL_CREDENTIALS")
 """The operator's files for tool workers that name variables."""
 MAX_CAUSES = 10
 STORAGE_SETTINGS = {JOBS: ("DECKHANDS_ARCHIVE", "DECKHANDS_CHECKPOINTS"), TOOLS: ("DECKHANDS_CHECKPOINTS",)}
@@ -68,7 +68,7 @@ CLOUD_VARIABLES = {
 SAME_CLOUD = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs", "adl": "abfs"}
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""The syntax of a variable in a file of MCP servers or of secret sources."""
+"""The syntax of a variable in a file of MCP servers, of secret sources or of passwords."""
 
 
 def make_worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:

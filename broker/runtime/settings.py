@@ -49,8 +49,8 @@ WORKER_SETTINGS = frozenset(
         *("node", "pools", "labels", "tools", "pass_env", "mcp", "secret_sources", "concurrency", "chromium"),
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
         *("kubernetes_config", "kubernetes_pod", "kubernetes_template", "kubernetes_pending_seconds"),
-        *("egress", "egress_private", "egress_bytes", "repository_roots", "skill_sources", "workspace_bytes"),
-        *("workspace_files",),
+        *("egress", "egress_private", "egress_bytes", "repository_roots", "skill_sources", "skill_credentials"),
+        *("workspace_bytes", "workspace_files"),
         *("workspace_ttl_seconds", "workspace_idle_seconds", "workspace_ends_with_worker", "workspace_keep_seconds"),
         *("node_lost_seconds", "checkpoint_every", "git_user_name", "git_user_email"),
     )

@@ -19,6 +19,7 @@ from broker.contract import (
     LLMSpec,
     load_agent_files,
     parse_agent_file,
+    render_delegates,
 )
 from broker.runtime import UsageError
 
@@ -32,7 +33,6 @@ OF_OWN_TOOLS = frozenset(
     }
 )
 """Agents with a fixed set of tools: options that add a tool have no effect on them."""
-DELEGATES_PROMPT = "With the tool `delegate` you can hand tasks to these agents: {names}."
 REMEDY = "docs/agents.md#delegates shows what a delegate's file holds."
 
 
@@ -87,8 +87,7 @@ def with_delegates(agent: AgentSpec, given: Sequence[str], *, has_delegation: bo
         else:
             check = {"goal": None, "output": None, "memory": None, "plan": None}
             delegates[name] = agent.model_copy(update={"name": name, **check})
-    described = (f"{name} ({files[name].description})" if name in files else name for name in delegates)
-    prompt = DELEGATES_PROMPT.format(names=", ".join(described)) if delegates else ""
+    prompt = render_delegates({name: files[name].description if name in files else "" for name in delegates})
     suffix = "\n".join(filter(None, (agent.system_prompt_suffix, prompt)))
     changes = {"delegates": delegates, "system_prompt_suffix": suffix, "enable_delegate_control": has_delegation}
     return agent.model_copy(update={"enable_delegation": True, **changes})

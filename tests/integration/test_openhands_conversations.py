@@ -16,6 +16,9 @@ import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from broker.contract.actions import SystemMessageAction
+from broker.contract.events import ConversationCreated
+from broker.contract.observations import AgentDelegateObservation, CmdOutputObservation
 from deckhands.interop import from_uuid
 from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.openhands.routers import ROUTERS as OPENHANDS_ROUTERS
@@ -23,7 +26,7 @@ from tests.integration.command_line import script
 from tests.polling import unhurried, until
 from tests.served_stores import environment_with, worker
 from tests.server_parts import Served, served
-from tests.turns import bash, finish
+from tests.turns import bash, call, finish
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT_SECONDS = 60.0
@@ -260,6 +263,51 @@ async def test_hook_of_a_stop_refuses_a_finish(client: httpx2.AsyncClient, tmp_p
     assert "Stop" in json.dumps(seen)
 
 
+async def test_agent_hands_a_task_to_a_definition_of_its_client(
+    client: httpx2.AsyncClient, server: Served, tmp_path: Path
+) -> None:
+    theirs = script(tmp_path / "theirs.json", bash("echo looked"), finish("Nothing is wrong."))
+    model = script(tmp_path / "m.json", call("delegate", agent="reviewer", task="Review it."), finish("Over."))
+    started = start(model, initial_message=text("Do it."), confirmation_policy={"kind": "NeverConfirm"})
+    started["agent"]["tools"] += [{"name": "file_editor"}, {"name": "task_tool_set"}]
+    skills = [{"name": name, "content": f"Of {name}."} for name in ("style", "other")]
+    started["agent"]["agent_context"] = {"skills": skills, "system_message_suffix": "Be brief."}
+    definition = {"name": "reviewer", "description": "Reviews a diff.", "system_prompt": "You are a reviewer."}
+    more = {"tools": ["terminal", "browser_tool_set"], "model": theirs, "skills": ["style"], "color": "blue"}
+    started["agent_definitions"] = [{**definition, **more, "permission_mode": "never_confirm"}]
+    answer = await client.post(PATH, json=started)
+    assert answer.status_code == 201, answer.text
+    name = answer.json()["id"]
+    await reached(client, name, "finished")
+    events = await server.client.events(from_uuid(UUID(name)))
+    assert "reviewer (Reviews a diff.)" in next(one.content for one in events if isinstance(one, SystemMessageAction))
+    (report,) = [one for one in events if isinstance(one, AgentDelegateObservation)]
+    assert "Nothing is wrong." in report.content
+    created, *rest = await server.client.events(report.conversation_id)
+    assert isinstance(created, ConversationCreated)
+    agent = created.agent
+    assert (agent.enable_cmd, agent.enable_editor, agent.enable_browsing) == (True, False, False)
+    assert [skill.name for skill in agent.skills] == ["style"]
+    assert agent.system_prompt_suffix == "Be brief.\n\nYou are a reviewer."
+    assert not agent.enable_delegation
+    assert any(isinstance(one, CmdOutputObservation) and "looked" in one.content for one in rest)
+
+
+async def test_definition_gives_no_right_that_its_parent_has_not(client: httpx2.AsyncClient, server: Served) -> None:
+    started = start("scripted/none", confirmation_policy={"kind": "AlwaysConfirm"})
+    started["agent"]["tools"] = [{"name": "task_tool_set"}]
+    tools = ["terminal", "file_editor", "browser_tool_set", "task_tool_set", "secret/*"]
+    started["agent_definitions"] = [{"name": "a", "tools": tools, "permission_mode": "never_confirm"}]
+    answer = await client.post(PATH, json=started)
+    assert answer.status_code == 201, answer.text
+    created, *_ = await server.client.events(from_uuid(UUID(answer.json()["id"])))
+    assert isinstance(created, ConversationCreated)
+    agent = created.agent.delegates["a"]
+    assert agent.confirmation.mode == "always"
+    assert not any((agent.enable_cmd, agent.enable_editor, agent.enable_browsing, agent.enable_delegation))
+    assert agent.tools == ()
+
+
 async def test_question_is_answered_beside_the_conversation(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     model = script(tmp_path / "m.json", finish("Over."), {"text": "I have finished."})
     name = await created(client, model, initial_message=text("Finish."))
@@ -341,6 +389,20 @@ async def test_own_uuid_is_kept_and_creates_one_conversation(client: httpx2.Asyn
     [
         ({"hook_config": {"pre_tool_use": [{"matcher": "*", "hooks": []}]}}, 501, "hook_config"),
         ({"plugins": [{"source": "x"}]}, 501, "plugins"),
+        ({"agent_definitions": [{"name": "a", "hooks": {"stop": [{"hooks": []}]}}]}, 501, "hooks"),
+        ({"agent_definitions": [{"name": "a", "max_budget_per_run": 1}]}, 501, "max_budget_per_run"),
+        ({"agent_definitions": [{"name": "a b"}]}, 422, "agent_definitions"),
+        ({"agent_definitions": [{"name": "a", "permission_mode": "mine"}]}, 422, "permission_mode"),
+        ({"agent_definitions": [{"name": "a", "system_prompt": "x" * 16_001}]}, 422, "16,000"),
+        ({"agent_definitions": [{"name": "a"}] * 33}, 422, "agent_definitions"),
+        (
+            {
+                "agent": {"llm": {"model": "scripted/none"}, "tools": [{"name": "task"}]},
+                "agent_definitions": [{"name": "a", "model": "unknown/model"}],
+            },
+            422,
+            "not offered",
+        ),
         ({"client_tools": [{"name": "x"}]}, 501, "client_tools"),
         ({"agent_profile_id": "019a4b0f-c3a1-4c1f-9c51-2c3d4e5f6071"}, 501, "agent_profile_id"),
         ({"secrets": {"A": {"kind": "LookupSecret", "url": "http://x"}}}, 501, "secrets"),
@@ -498,13 +560,16 @@ async def test_socket_with_wrong_key_is_closed_for_good(client: httpx2.AsyncClie
     assert closed.value.rcvd.code == 4001
 
 
-async def test_message_over_the_socket_starts_the_agent(server: Served, tmp_path: Path) -> None:
+@pytest.mark.parametrize("message", [text("Do it."), {"role": "user", "content": "Do it."}], ids=["parts", "text"])
+async def test_message_over_the_socket_starts_the_agent(
+    server: Served, tmp_path: Path, message: dict[str, Any]
+) -> None:
     token = await server.token()
     async with keyed(server, token) as client:
         name = await created(client, script(tmp_path / "m.json", finish("Over.")))
         async with connect(socket_url(server, name), additional_headers={"X-Session-API-Key": token}) as socket:
             await until_full_state(socket)
-            await socket.send(json.dumps(text("Do it.")))
+            await socket.send(json.dumps(message))
             assert (await until_full_state(socket))[-1]["value"]["execution_status"] == "finished"
             await ApiKeys(server.client.store).revoke(token.split("_")[1])
             await socket.send(json.dumps(text("Do it again.")))

@@ -278,7 +278,14 @@ class ToolWorkerSession:
             servers=self._task_servers,
             checkpointing=checkpointing,
             opener=opener,
-            installer=SkillInstaller(settings.node_dir, sandbox, settings.skill_rules, bindings, gate=settings.gate),
+            installer=SkillInstaller(
+                settings.node_dir,
+                sandbox,
+                settings.skill_rules,
+                bindings,
+                gate=settings.gate,
+                credentials=settings.skill_credentials,
+            ),
             transfer_service=transfer_service,
             terminal_service=self._terminal_service,
             quota=WorkspaceQuota(settings.node_dir, limits),
@@ -472,7 +479,9 @@ class ToolWorkerSession:
 
 def _list_secrets(settings: ToolSettings) -> tuple[str, ...]:
     of_servers = [secret for server in settings.mcp_servers for secret in server.secrets]
-    return (*of_servers, *(secret for source in settings.secret_sources for secret in source.secrets))
+    of_sources = [secret for source in settings.secret_sources for secret in source.secrets]
+    passwords = [credential.password for credential in settings.skill_credentials if credential.password]
+    return (*of_servers, *of_sources, *passwords)
 
 
 def _make_checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:

@@ -26,6 +26,8 @@ from .opening.confined_program import make_proxied_command as make_proxied_comma
 from .opening.repositories import SandboxedGit as SandboxedGit, choose_git_sandbox as choose_git_sandbox
 from .opening.repositories import require_git as require_git
 from .opening.repositories import RepositoryRoots as RepositoryRoots
+from .opening.skill_credentials import SkillCredential as SkillCredential
+from .opening.skill_credentials import read_skill_credentials as read_skill_credentials
 from .opening.skill_installer import SkillInstaller as SkillInstaller
 from .opening.workspace_opener import WorkspaceOpener as WorkspaceOpener
 from .node_capacity import ResourceUsage as ResourceUsage, iter_descendants as iter_descendants

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from broker.contract import (
     DEFAULT_CONDENSER,
     MAX_COMMAND_CHARS,
+    AgentFile,
     AgentSpec,
     ConfirmationPolicy,
     GoalSpec,
@@ -26,6 +27,8 @@ from broker.contract import (
     LoopPolicy,
     Skill,
     WorkspaceSpec,
+    make_agent_file,
+    render_delegates,
 )
 from broker.runtime import UsageError
 from deckhands.client import MAX_IMAGES, MAX_SECRETS, MAX_TASK_CHARS, MAX_TITLE, UNNAMED_TASK, ImageUrl, TaskSpec
@@ -37,6 +40,7 @@ MAX_PARTS = 100
 MAX_TOOLS = 64
 MAX_SKILLS = 500
 MAX_HOOKS = 16
+MAX_DEFINITIONS = 32
 MAX_REFUSALS = 100
 """How often the hooks of a stop may refuse a finish."""
 STOP_EVENT = '{"event_type": "Stop", "metadata": {}}'
@@ -246,6 +250,50 @@ def _to_condenser(asked: CondenserChoice | None) -> Any:
     )
 
 
+class AgentDefinition(BaseModel):
+    """An agent that the conversation's agent may hand tasks to. It never has more rights than that one."""
+
+    name: str = Field(min_length=1, max_length=64, examples=["reviewer"])
+    description: str = Field(default="", max_length=MAX_TASK_CHARS)
+    model: str = Field(default="inherit", max_length=MAX_MODEL)
+    tools: Annotated[list[str], Field(max_length=MAX_TOOLS)] = []
+    skills: Annotated[list[str], Field(max_length=MAX_SKILLS)] = []
+    system_prompt: str = Field(default="", max_length=MAX_TASK_CHARS)
+    permission_mode: str | None = None
+    condenser: CondenserChoice | None = None
+    hooks: dict[str, Any] | None = None
+    max_iteration_per_run: int | None = None
+    max_budget_per_run: float | None = None
+
+    def to_file(self) -> AgentFile:
+        """Return the agent, as if a file of the workspace had defined it.
+
+        Raises:
+            Problem: it requests a feature that a cluster does not have.
+            UsageError: a field is invalid; the text names it.
+        """
+        if any((self.hooks or {}).values()):
+            raise refuse(f"agent_definitions: the hooks of {self.name!a}.", "Send hooks of the conversation.")
+        for name in ("max_iteration_per_run", "max_budget_per_run"):
+            if getattr(self, name) is not None:
+                raise refuse(
+                    f"agent_definitions: {name} of {self.name!a}; a delegate has a share of its parent's limits.",
+                    "Leave it out.",
+                )
+        fields = self.model_dump(include={"name", "description", "model", "tools", "permission_mode"})
+        try:
+            return make_agent_file(fields, self.system_prompt)
+        except ValueError as error:
+            raise UsageError(f"agent_definitions: {self.name!a}: {error}.", remedy="Change this definition.") from error
+
+    def to_spec(self, file: AgentFile, parent: AgentSpec) -> AgentSpec:
+        """Return the agent's specification as a delegate of `parent`, with the skills that it names."""
+        skills = tuple(skill for skill in parent.skills if skill.name in self.skills)
+        condenser = parent.condenser if self.condenser is None else _to_condenser(self.condenser)
+        spec = file.make_spec(parent, model=file.model or None)
+        return spec.model_copy(update={"skills": skills, "condenser": condenser})
+
+
 class Policy(BaseModel):
     """When a user must confirm an action."""
 
@@ -396,6 +444,7 @@ class StartConversation(JsonBody):
     client_tools: list[dict[str, Any]] = Field(default_factory=list)
     plugins: list[dict[str, Any]] | None = None
     hook_config: HookConfig | None = None
+    agent_definitions: Annotated[list[AgentDefinition], Field(max_length=MAX_DEFINITIONS)] = Field(default_factory=list)
     worktree: bool = False
     tags: Tags = Field(default_factory=dict)
 
@@ -427,6 +476,7 @@ class StartConversation(JsonBody):
             spec = spec.model_copy(update={"goal": self.hook_config.to_goal()})
         if self.stuck_detection_thresholds is not None:
             spec = spec.model_copy(update={"loop_policy": LoopPolicy(**dict(self.stuck_detection_thresholds))})
+        spec = self._add_delegates(spec)
         first = self.initial_message
         of_agent = (agent.agent_context.secrets or {}) if agent.agent_context is not None else {}
         fields: dict[str, Any] = {
@@ -441,6 +491,19 @@ class StartConversation(JsonBody):
             "headless": False,
         }
         return TaskSpec.parse(fields), first is not None
+
+    def _add_delegates(self, agent: AgentSpec) -> AgentSpec:
+        """Add the agents that were sent, if the agent has a tool to hand tasks to them."""
+        files = [definition.to_file() for definition in self.agent_definitions]
+        if not files or not agent.enable_delegation:
+            return agent
+        delegates = {
+            file.name: definition.to_spec(file, agent)
+            for file, definition in zip(files, self.agent_definitions, strict=True)
+        }
+        prompt = render_delegates({file.name: file.description for file in files})
+        suffix = "\n".join(filter(None, (agent.system_prompt_suffix, prompt)))
+        return agent.model_copy(update={"delegates": delegates, "system_prompt_suffix": suffix})
 
     def _check(self) -> None:
         """Refuse features that a cluster does not have."""

@@ -169,6 +169,7 @@ class SandboxedGit:
         limits: TreeLimits,
         *,
         password: str = "",
+        user: str = "",
         address: str = "",
         local: Path | None = None,
         refs: Sequence[str] = ("refs/*",),
@@ -176,6 +177,7 @@ class SandboxedGit:
         """Clone a repository into an empty directory and return its commit.
 
         Args:
+            user: The name that goes with the password; if empty, the address's own, or the usual one.
             refs: Where a commit is looked for; forges keep unreviewed ones in `refs/pull/*` and the like.
             address: The clone's `origin`; if empty, the source's own address.
             local: The repository, or the bundle, on this machine that the source means.
@@ -185,7 +187,7 @@ class SandboxedGit:
             WorkspaceTooLarge: The repository exceeds the limits.
             WorkspaceUnavailable: The clone took too long.
         """
-        settings, environment = _make_credentials(source, password) if local is None else ({}, {})
+        settings, environment = _make_credentials(source, password, user) if local is None else ({}, {})
         allowed = {"GIT_ALLOW_PROTOCOL": "file" if local is not None else urlsplit(source.url).scheme}
         enclosure = Enclosure(
             directory, str(directory), read_only=() if local is None else (local,), ends_with_starter=True
@@ -309,14 +311,14 @@ def parse_host(source: GitSource) -> str:
         ) from error
 
 
-def _make_credentials(source: GitSource, password: str) -> tuple[dict[str, str], dict[str, str]]:
+def _make_credentials(source: GitSource, password: str, user: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the settings and the environment that give git a password for one server."""
     if not password:
         return {}, {}
     parts = urlsplit(source.url)
     server = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
     helper = '!f() { [ "$1" = get ] && printf "username=%s\\npassword=%s\\n" "$CLONE_USER" "$CLONE_PASSWORD"; }; f'
-    variables = {"CLONE_USER": parts.username or DEFAULT_USER, "CLONE_PASSWORD": password}
+    variables = {"CLONE_USER": user or parts.username or DEFAULT_USER, "CLONE_PASSWORD": password}
     return {f"credential.{server}.helper": helper}, variables
 
 

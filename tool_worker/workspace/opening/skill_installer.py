@@ -1,7 +1,7 @@
 """Installs the skills that a task names in its workspace: from a Git repository, an archive or a folder.
 
-    <node directory>/.skills/<hash of source and pin>.tar      the skills of a source, checked, then a digest
-    <workspace>/.agents/skills/NAME/                            a skill, with a .gitignore that hides it from Git
+    <node directory>/.skills/<hash of source, pin and credential>.tar  the checked skills of a source, then a digest
+    <workspace>/.agents/skills/NAME/                       a skill, with a .gitignore that hides it from Git
 
 Holds:
     - A source is fetched only if the operator's rules allow it to the tenant, and then only its pinned content counts.
@@ -9,8 +9,8 @@ Holds:
       followed.
     - Only regular files of folders with a `SKILL.md` are installed, each skill atomically, and none through a link. A
       folder that exists in the workspace is never replaced.
+    - A private place gets the operator's credential, and what it served is for tenants with that credential alone.
     - Size, number and time are limited. A killed worker leaves nothing that counts.
-Does not: fetch private repositories; let the operator give workers a folder, or publish an archive.
 Untrusted: the source that a task names, all content of a source before its digest is known, and the workspace.
 """
 
@@ -52,6 +52,7 @@ from tool_worker.workspace.files.unpacking import Unpacking
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.opening.repositories import SandboxedGit, require_git
+from tool_worker.workspace.opening.skill_credentials import SkillCredential, choose_credential
 
 CACHE = ".skills"
 MAX_CACHED = 64
@@ -84,6 +85,7 @@ class SkillInstaller:
         rules: What tasks may name; none: nothing.
         bindings: Opens the workspaces' directories.
         gate: Network access of this node.
+        credentials: For private places.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class SkillInstaller:
         bindings: Bindings,
         *,
         gate: EgressGate | None = None,
+        credentials: Sequence[SkillCredential] = (),
     ) -> None:
         self._root = root.absolute()
         self._cache = self._root / CACHE
@@ -101,6 +104,7 @@ class SkillInstaller:
         self._rules = tuple(rules)
         self._bindings = bindings
         self._gate = gate or EgressGate()
+        self._credentials = tuple(credentials)
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def install(self, conversation_id: str, sources: Iterable[str], tenant: str) -> tuple[str, ...]:
@@ -117,7 +121,7 @@ class SkillInstaller:
             except ValueError as error:
                 raise SkillsUnavailable(f"The skills of the task cannot be used: {error}.") from error
             try:
-                content = await self._load(source, self._find_rule(source, tenant))
+                content = await self._load(source, self._find_rule(source, tenant), tenant)
                 notices += await asyncio.to_thread(self._place, conversation_id, content)
             except SkillsUnavailable:
                 raise
@@ -137,22 +141,28 @@ class SkillInstaller:
             )
         return found
 
-    async def _load(self, source: SkillSource, rule: SkillSourceRule) -> bytes:
+    async def _load(self, source: SkillSource, rule: SkillSourceRule, tenant: str) -> bytes:
         """Return a tar file with the skills of a source, from the cache if it has it."""
         if source.kind == "folder":
             return await asyncio.to_thread(_pack_folder, source, Path(rule.place))
-        name = sha256(f"{source.kind} {source.address} {source.pin}".encode()).hexdigest()
+        credential = choose_credential(self._credentials, source, tenant)
+        scope = (
+            f" {credential.scope}" if credential is not None else ""
+        )  # others must not find its content in the cache
+        name = sha256(f"{source.kind} {source.address} {source.pin}{scope}".encode()).hexdigest()
         file = self._cache / f"{name}.tar"
         lock = self._fetching.setdefault(name, asyncio.Lock())
         async with lock:
             if (cached := await asyncio.to_thread(_read_cached, file)) is not None:
                 return cached
             self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return await self._fetch(source, file)
+            return await self._fetch(source, file, credential)
 
-    async def _fetch(self, source: SkillSource, file: Path) -> bytes:
+    async def _fetch(self, source: SkillSource, file: Path, credential: SkillCredential | None) -> bytes:
         """Fetch a source, and keep its skills in the cache."""
         self._gate.check((source.authority,), has_network=False, is_confined=True)
+        user = credential.user if credential is not None else ""
+        password = await credential.load_password(source) if credential is not None else ""
         async with create_staging_async(self._cache) as staging:
             tree = staging / "files"
             tree.mkdir(mode=0o700)
@@ -160,11 +170,11 @@ class SkillInstaller:
                 require_git()
                 git = SandboxedGit(await self._sandbox(), self._gate)
                 wanted = GitSource(url=source.address, ref=source.pin)
-                commit = await git.clone(wanted, tree, TREE_LIMITS, refs=REVIEWED)
+                commit = await git.clone(wanted, tree, TREE_LIMITS, password=password, user=user, refs=REVIEWED)
                 if commit != source.pin:
                     raise SkillsUnavailable(f"{source.address} has the commit {commit}, not {source.pin}.")
             else:
-                content = await self._download(source)
+                content = await self._download(source, (user, password) if credential is not None else None)
                 found = sha256(content).hexdigest()
                 if found != source.pin:
                     raise SkillsUnavailable(
@@ -177,7 +187,7 @@ class SkillInstaller:
             await asyncio.to_thread(_keep, staging / file.name, packed, file)
             return packed
 
-    async def _download(self, source: SkillSource) -> bytes:
+    async def _download(self, source: SkillSource, login: tuple[str, str] | None) -> bytes:
         """Download an archive through a separate proxy, which connects to checked addresses of its host alone."""
         import httpx
 
@@ -197,7 +207,7 @@ class SkillInstaller:
                 asyncio.timeout(DOWNLOAD_SECONDS),
                 await proxy.serve(listener),
                 httpx.AsyncClient(proxy=address, trust_env=False, headers=plain, timeout=30.0) as client,
-                client.stream("GET", source.address) as answer,
+                client.stream("GET", source.address, auth=login) as answer,
             ):
                 if answer.status_code != httpx.codes.OK:
                     reason = refusals[-1] if refusals else f"the server answers {answer.status_code}"
