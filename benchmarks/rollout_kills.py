@@ -6,7 +6,14 @@ shortly one after the other, so that some groups become too old and are tried ag
 controllers and tool workers, the driver, and the program that reads the groups get SIGKILL. Dead workers stay dead;
 driver and reader are started again. Printed: sampled tokens that the engine did not sample at that place under that
 policy, trajectories that are missing or came twice, groups that were too old when the reader got them, and how busy the
-engine's slots were outside of the kills. Full size: `--trajectories 2000 --turns 20 --slots 128 --reply-seconds 2.5`.
+engine's slots were outside of the kills.
+
+A slot is busy from the moment at which it is free and a request waits at the engine, until the reply is complete. An
+engine goes on with a waiting request at once; the stub, a Python process that shares the CPUs with all others, takes a
+while. That time is no lack of requests, so it counts as busy; the figure without it is printed, too. Neither counts
+the start and the end, when there are fewer trajectories than slots.
+
+Full size: `--trajectories 2000 --turns 20 --slots 128 --reply-seconds 2.5`.
 
 verifiers (installed by `benchmarks/peer/verifiers.sh`) then makes trajectories of as many turns in its usual single
 process, at an engine with as many slots. That process gets SIGKILL in the middle, and is called again with `--resume`.
@@ -27,9 +34,11 @@ import sys
 import tempfile
 import time
 from array import array
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,46 +58,83 @@ KILL_SECONDS = 15.0
 RETRIES = 20
 
 
+Span = tuple[float, float]
+"""A beginning and an end, in seconds of the monotonic clock."""
+
+
 @dataclass(slots=True)
 class Slots:
-    """The places for replies of an engine, and how many of them were taken when."""
+    """The places for replies of an engine. A reply that is complete hands its place to the oldest waiting request.
+
+    Attributes:
+        replies: when a place was taken.
+        shown: the same without the time until the stub's process went on with a reply whose place was free.
+    """
 
     count: int
-    changes: list[tuple[float, int]] = field(default_factory=list)
+    replies: list[Span] = field(default_factory=list)
+    shown: list[Span] = field(default_factory=list)
     _taken: int = 0
-    _free: asyncio.Semaphore = field(init=False)
+    _waiting: deque[asyncio.Future[float]] = field(default_factory=deque)
 
-    def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.count)
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[float]:
+        """Wait for a place, and yield the time since which the reply has it."""
+        since = await self._take()
+        began = time.monotonic()
+        try:
+            yield since
+        finally:
+            ended = time.monotonic()
+            self.replies.append((since, ended))
+            self.shown.append((began, ended))
+            self._give(ended)
 
-    async def __aenter__(self) -> None:
-        await self._free.acquire()
-        self._note(1)
+    async def _take(self) -> float:
+        if self._taken < self.count:
+            self._taken += 1
+            return time.monotonic()
+        place: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # it was given meanwhile
+                self._give(time.monotonic())
+            raise
 
-    async def __aexit__(self, *_: object) -> None:
-        self._note(-1)
-        self._free.release()
+    def _give(self, at: float) -> None:
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(at)
+                return
+        self._taken -= 1
 
-    def _note(self, change: int) -> None:
-        self._taken += change
-        self.changes.append((time.monotonic(), self._taken))
 
-    def measure_busy(self, apart: Sequence[float] = ()) -> float:
-        """Return the share that was taken, between the first and the last moment at which all of them were.
+def measure_busy(spans: Sequence[Span], count: int, apart: Sequence[float] = ()) -> float:
+    """Return the share of places that were taken, between the first and the last moment at which all of them were.
 
-        Args:
-            apart: the beginnings of spans of `KILL_SECONDS` that do not count.
-        """
-        full = [at for at, taken in self.changes if taken == self.count]
-        if not full:
-            return 0.0
-        busy = whole = 0.0
-        for (since, taken), (until, _) in zip(self.changes, self.changes[1:], strict=False):
-            if since < full[0] or until > full[-1] or any(at <= since < at + KILL_SECONDS for at in apart):
-                continue
-            busy += taken * (until - since)
-            whole += self.count * (until - since)
-        return busy / whole if whole else 0.0
+    The time before is that of the start; behind it, fewer trajectories are left than there are places.
+
+    Args:
+        count: the number of places.
+        apart: the beginnings of spans of `KILL_SECONDS` that do not count.
+    """
+    changes, taken = list[tuple[float, int]](), 0
+    for at, change in sorted([(since, 1) for since, _ in spans] + [(until, -1) for _, until in spans]):
+        taken += change
+        changes.append((at, taken))
+    full = [at for at, taken in changes if taken == count]
+    if not full:
+        return 0.0
+    busy = whole = 0.0
+    for (since, taken), (until, _) in pairwise(changes):
+        if since < full[0] or since > full[-1] or any(at <= since < at + KILL_SECONDS for at in apart):
+            continue
+        busy += taken * (until - since)
+        whole += count * (until - since)
+    return busy / whole if whole else 0.0
 
 
 class Engine(StubEngine):
@@ -114,10 +160,10 @@ class Engine(StubEngine):
         whole = list(tokens[:limit])
         versions: list[int] = []
         size = -(-len(whole) // PIECES)
-        async with self.slots:
-            while len(versions) < len(whole):
+        async with self.slots.hold() as since:
+            for piece in range(1, PIECES + 1):
                 versions += [self.policy.version] * min(size, len(whole) - len(versions))
-                await asyncio.sleep(self.reply_seconds / PIECES)
+                await asyncio.sleep(since + piece * self.reply_seconds / PIECES - time.monotonic())
         self.sampled[digest_reply(hash_tokens(prompt), whole, versions)] += 1
         self.replies += 1
         self.mixed += len(set(versions)) > 1
@@ -338,7 +384,9 @@ def check(engine: Engine, ended: Ended, arguments: argparse.Namespace) -> list[L
     tokens = sum(size for segment in segments for _, size in segment["replies"])
     stale = sum(one["kind"] == "dropped" and one["reason"] == "stale" for one in ended.events)
     needed = arguments.trajectories * (arguments.turns + 1)
-    outside, all_time = engine.slots.measure_busy(ended.kills), engine.slots.measure_busy()
+    slots = engine.slots
+    outside, all_time = (measure_busy(slots.replies, slots.count, apart) for apart in (ended.kills, ()))
+    shown = measure_busy(slots.shown, slots.count, ended.kills)
     return [
         Line("sampled tokens that were checked", tokens),
         Line("mismatching tokens", mismatches, "", 0),
@@ -350,6 +398,7 @@ def check(engine: Engine, ended: Ended, arguments: argparse.Namespace) -> list[L
         Line("replies with tokens of several policies", engine.mixed),
         Line("replies that were made and not used", round(100 * (engine.replies / needed - 1), 1), "%"),
         Line("engine slots not busy, outside of the kills", round(100 * (1 - outside), 2), "%", 5),
+        Line("the same, if a slot is not busy until the stub goes on", round(100 * (1 - shown), 2), "%"),
         Line("engine slots not busy, the kills included", round(100 * (1 - all_time), 2), "%"),
         Line("wall", round(ended.seconds, 1), "s"),
         Line("replies per second", round(engine.replies / ended.seconds, 1)),

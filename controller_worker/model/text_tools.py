@@ -10,7 +10,7 @@ may have written it before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from broker.contract import ToolSpec
@@ -45,6 +45,7 @@ class TextToolsLLM:
         has_stop_word = find_features(config.known_as).stop_words and not config.disable_stop_word
         self._stop = (STOP_WORD,) if has_stop_word else ()
         self._made: MessageMemo[Message] = MessageMemo()
+        self._suffix: tuple[Sequence[ToolSpec], str] = ((), "")  # of the latest tools, which rarely change
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Call the model once. See `LLM.complete`."""
@@ -73,7 +74,9 @@ class TextToolsLLM:
         messages = [self._made.of(message, lambda made: _to_text(made, tools)) for message in request.messages]
         if not tools:
             return messages
-        suffix = render_system_suffix(request.tools)
+        if self._suffix[0] != request.tools:
+            self._suffix = (request.tools, render_system_suffix(request.tools))
+        suffix = self._suffix[1]
         first = next((index for index, message in enumerate(messages) if message.role == "system"), None)
         if first is None:
             messages.insert(0, Message("system", (TextPart(suffix.lstrip()),)))

@@ -6,17 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from deckhands.rollouts import RolloutSpec
 from tests.integration.command_line import cluster, deckhands, environment, read_until, started
 from tests.page_blocks import blocks_of
+from tests.polling import unhurried
 
 LIMIT_SECONDS = 240.0
 ENGINE = "http://127.0.0.1:8000"
+SHOW = "deckhands rollouts show second-run"
 
 
 @contextmanager
@@ -43,23 +48,33 @@ def call(text: str, folder: Path, variables: dict[str, str], *, code: int = 0) -
     return done.stdout
 
 
+@pytest.mark.timeout(900)
 def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     blocks = [block for block in blocks_of("docs/rollouts.md") if not block.not_run]
     texts = {language: [one.text for one in blocks if one.language == language] for language in ("bash", "python")}
-    serving, starting, training, reading, refused = texts["bash"]
+    serving, starting, training, reading, detaching = texts["bash"]
     program, updating, remote = texts["python"]
-    rewards, *_ = [block.text for block in blocks if block.language == "toml"]
+    specification, rewards, *_ = [block for block in blocks if block.language == "toml"]
     home = tmp_path / "home"
     exports = dict(word.split("=", 1) for word in starting.replace("export ", "").split() if "=" in word)
     with engine(serving, home) as address, cluster(home, **{**exports, "LLM_BASE_URL": f"{address}/v1"}):
         here = environment(home)
         here["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        (tmp_path / "train.py").write_text(program.replace(ENGINE, address))
-        lines = call(training, tmp_path, here).splitlines()
+        program = program.replace(ENGINE, address)
+        stopped = program.replace("group.ack()", "group.ack()\n            assert step < 2, 'stopped'")
+        (tmp_path / "train.py").write_text(stopped)
+        lines = call(training, tmp_path, here, code=1).splitlines()
+        (tmp_path / "train.py").write_text(program)
+        lines += call(training, tmp_path, here).splitlines()
         assert {line.split()[0] for line in lines} == {f"sum-{n}-r0" for n in range(4)}
         assert len(lines) == 16
         assert "first-run" in call(reading, tmp_path, here)
-        call(refused, tmp_path, here, code=2)
+        (tmp_path / specification.file).write_text(specification.text)
+        shown = call(detaching, tmp_path, here)
+        assert "second-run: running" in shown, shown
+        deadline = time.monotonic() + unhurried(60)
+        while "second-run: aborted, version 0, has no driver" not in (shown := call(SHOW, tmp_path, here)):
+            assert time.monotonic() < deadline, shown
         with started("serve", "--port", "0", env=here) as serving_http, started("rollouts", "attach", env=here):
             assert serving_http.stderr is not None
             ready = next(line for line in serving_http.stderr if "Serving at" in line)
@@ -74,5 +89,5 @@ def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "first-run.jsonl").read_text().splitlines()]
     assert len(rows) == 16
     compile(updating, "docs/rollouts.md", "exec")
-    fields = tomllib.loads(rewards)
+    fields = tomllib.loads(rewards.text)
     assert RolloutSpec.parse({**fields, "prompts": "shipped", "model": "m"}).weights["brevity"] == 0.1

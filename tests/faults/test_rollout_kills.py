@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.contract import TERMINAL_STATES
+from broker.contract import TERMINAL_STATES, AgentState
 from deckhands.client import Segment
 from deckhands.evaluation import LABEL
 from deckhands.rollouts import RolloutRun, RolloutSpec, StubEngine, serve_stub
@@ -165,6 +165,53 @@ async def test_kills_lose_and_double_no_group_and_no_token(rollouts: Rollouts, t
     assert len({version for segment in segments for version in segment.versions if version >= 0}) > 1
     rows = [row for row in await client.recent(limit=1_000) if row.labels.get(LABEL) == run.name]
     assert len(rows) >= GROUPS * GROUP_SIZE
+
+
+async def test_a_pause_outlives_the_workers_and_the_driver(rollouts: Rollouts, tmp_path: Path) -> None:
+    client, engine = rollouts.client, rollouts.engine
+    engine.seconds_per_token = 0.01
+    spec = RolloutSpec(prompts=tuple(make_prompts(2)), model="openai/stub", group_size=2)
+    run = await RolloutRun.start(client, spec, directory=tmp_path / "run")
+    url = rollouts.cluster.url_for_workers or rollouts.cluster.store.url
+    environment = {**os.environ, "DECKHANDS_URL": url, "DECKHANDS_HOME": str(tmp_path / "home")}
+    attach = ("-m", "deckhands", "rollouts", "attach", run.name, "--directory", str(tmp_path / "run"))
+    driver = Program(sys.executable, *attach, environment=environment, log=tmp_path / "driver.log")
+    await driver.start()
+    await until(lambda: engine.in_flight == 4, what="replies in flight", limit=60)
+    await run.pause()
+
+    async def are_paused() -> bool:
+        rows = [row for row in await client.recent(limit=100) if row.labels.get(LABEL) == run.name]
+        return [row.state for row in rows] == [AgentState.PAUSED] * 4
+
+    await until(are_paused, what="paused conversations")
+    sent, lease = engine.sent, f"deck:{{0}}:rollout:{run.name}:driver"
+    before = await client.store.call("GET", lease)
+    await driver.kill()
+    for name in ("c1", "c2"):
+        rollouts.cluster.kill(name)
+        rollouts.start(name=name)
+    await driver.start()
+
+    async def has_another_driver() -> bool:
+        return await client.store.call("GET", lease) not in (None, before)
+
+    await until(has_another_driver, what="another driver", limit=60)
+    engine.seconds_per_token = 0.0
+    other = await client.submit("Do it.")
+    await client.watcher.wait(other)
+    assert engine.sent == sent + TURNS + 1, "a paused trajectory has taken a step"
+    assert await are_paused()
+    await run.resume()
+    groups = []
+    async with asyncio.timeout(unhurried(120)):
+        async for group in run.groups(drives=False):
+            groups.append(group)
+            await group.ack()
+        assert await driver.end() == 0, (tmp_path / "driver.log").read_text()
+    assert {group.id for group in groups} == {"prompt-0-r0", "prompt-1-r0"}
+    segments = [one.trajectory.segments for group in groups for one in group.rollouts]
+    assert [[len(one.replies) for one in each] for each in segments] == [[TURNS + 1]] * 4
 
 
 @pytest.mark.parametrize("boundary", ["before_delivery", "after_delivery"])

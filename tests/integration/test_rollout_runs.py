@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,24 @@ from tests.rollout_parts import Rollouts, make_prompts
 MODEL = "openai/stub"
 
 
+class HoldingEngine(StubEngine):
+    """An engine that holds the replies to prompts with the text `held`, until it is another one."""
+
+    held = ""
+    count = 0
+
+    async def generate(
+        self, prompt: Sequence[int], tokens: Sequence[int], limit: int | None = None, *, session: str = ""
+    ) -> tuple[list[int], list[int], bool]:
+        if self.held and self.held in self.tokenizer.decode(prompt):
+            self.count += 1
+            await until(lambda: not self.held, what="release of held replies")
+        return await super().generate(prompt, tokens, limit, session=session)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rollouts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rollouts]:
-    engine = StubEngine(turns=1, tool="think")
+    engine = HoldingEngine(turns=1, tool="think")
     folder = tmp_path_factory.mktemp("cluster")
     async with serve_stub(engine) as address, FaultCluster(folder).running() as cluster:
         found = Rollouts(cluster, engine, address)
@@ -50,10 +65,12 @@ async def rollouts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ro
 
 
 @pytest.fixture(autouse=True)
-def engine(rollouts: Rollouts) -> StubEngine:
+def engine(rollouts: Rollouts) -> HoldingEngine:
     rollouts.engine.turns, rollouts.engine.seconds_per_token = 1, 0.0
     rollouts.engine.policy.version, rollouts.engine.stalls_after = 0, None
     rollouts.engine.refuses = False
+    assert isinstance(rollouts.engine, HoldingEngine)
+    rollouts.engine.held, rollouts.engine.count = "", 0
     return rollouts.engine
 
 
@@ -121,6 +138,49 @@ async def test_groups_wait_for_a_slow_trainer(rollouts: Rollouts, tmp_path: Path
         numbers.append(sum(row.labels.get(LABEL) == run.name for row in rows))
         await group.ack()
     assert numbers == [2, 4, 6, 8]
+
+
+async def test_a_slow_prompt_is_at_most_a_window_behind(
+    rollouts: Rollouts, engine: HoldingEngine, tmp_path: Path
+) -> None:
+    engine.held = "Find the answer 0."
+    run = await start(rollouts, tmp_path, 6, window=3)
+    driving = asyncio.create_task(run.drive())
+
+    async def are_delivered() -> bool:
+        return await run.count_waiting() == 2
+
+    await until(are_delivered, what="the other groups of the window")
+    await until(lambda: engine.count == 2, what="held replies")
+    rows = [row for row in await rollouts.client.recent(limit=1_000) if row.labels.get(LABEL) == run.name]
+    engine.held = ""
+    assert {row.title for row in rows} == {"prompt-0", "prompt-1", "prompt-2"}, "a later group has started"
+    groups = await read_all(run)
+    await driving
+    indices = [group.index for group in groups]
+    assert set(indices[:2]) == {1, 2}
+    assert all(set(range(index - 2)) <= set(indices[:at]) for at, index in enumerate(indices)), indices
+
+
+async def test_another_program_reads_and_acknowledges_the_stream(rollouts: Rollouts, tmp_path: Path) -> None:
+    run = await start(rollouts, tmp_path, 2, waiting=1)
+    driving = asyncio.create_task(run.drive())
+    call, key = rollouts.client.store.call, f"deck:{{0}}:rollout:{run.name}:groups"
+    read: list[dict[str, Any]] = []
+    while len(read) < 2:  # the second group starts once the first one is acknowledged
+        await until(lambda: call("EXISTS", key), what="the stream")
+        for _, rows in await call("XREADGROUP", "GROUP", "trainer", "other", "STREAMS", key, ">") or ():
+            for entry_id, fields in rows:
+                read.append(json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"group"]))
+                assert await call("XACK", key, "trainer", entry_id) == 1
+        await asyncio.sleep(0.05)
+    await driving
+    assert [one["instance"] for one in read] == ["prompt-0", "prompt-1"]
+    for one in read:
+        for trajectory in one["trajectories"]:
+            found = await rollouts.client.trajectory(trajectory["conversation_id"])
+            assert (found.sampled, len(found.segments)) == (trajectory["sampled"], trajectory["segments"])
+    assert await read_all(run) == []
 
 
 async def test_stragglers_are_cut(rollouts: Rollouts, tmp_path: Path) -> None:
@@ -202,6 +262,24 @@ async def test_replies_that_a_pause_aborts_continue_under_the_next_policy(
     await run.resume()
     (group,) = await read_all(run)
     await driving
+    assert [(one.min_version, one.max_version) for one in group.rollouts] == [(0, 1), (0, 1)]
+
+
+async def test_replies_that_a_pause_freezes_continue_after_it(
+    rollouts: Rollouts, engine: StubEngine, tmp_path: Path
+) -> None:
+    engine.seconds_per_token, aborts = 0.02, engine.policy.aborts
+    run = await start(rollouts, tmp_path, 1, engines=[rollouts.address], on_pause="keep")
+    driving = asyncio.create_task(run.drive())
+    await until(lambda: engine.in_flight == 2, what="replies in flight")
+    await run.pause()
+    assert (engine.in_flight, engine.policy.is_paused) == (2, True)
+    await rollouts.set_weights(1)
+    await run.weights_changed(1)
+    await run.resume()
+    (group,) = await read_all(run)
+    await driving
+    assert engine.policy.aborts == aborts
     assert [(one.min_version, one.max_version) for one in group.rollouts] == [(0, 1), (0, 1)]
 
 

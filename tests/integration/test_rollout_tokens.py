@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from broker.contract import (
     AgentSpec,
@@ -25,7 +26,7 @@ from deckhands.client import Change, Segment, Trajectory
 from deckhands.rollouts import StubEngine, serve_stub
 from deckhands.rollouts.stub_engine import AmbiguousTokenizer, logprob_of
 from tests.faults.harness import FaultCluster
-from tests.polling import until
+from tests.polling import unhurried, until
 from tests.rollout_parts import Rollouts
 
 APIS = ("chat", "chat_tokens", "completions")
@@ -177,6 +178,31 @@ async def test_a_template_that_changes_replies_starts_segments(rollouts: Rollout
     events = await rollouts.client.events(trajectory.conversation_id)
     assert [one.reason for one in events if isinstance(one, SegmentStarted)] == ["template"] * 3
     assert all(len(rollouts.find_truth(segment)) == len(segment.replies) == 1 for segment in trajectory.segments)
+
+
+class PairedEngine(StubEngine):
+    """An engine that answers `/tokenize` for a later turn only while the other request for this turn is there, too."""
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        first, *_, last = (await request.json())["messages"]
+        if first["content"] == "?" and last["content"] not in ("A", "7"):  # these are asked once, for all turns
+            await self.pair.wait()
+        return await super()._tokenize(request)
+
+    def __init__(self, turns: int) -> None:
+        super().__init__(turns=turns, tool="think")
+        self.pair = asyncio.Barrier(2)
+
+
+async def test_a_turn_waits_for_one_round_trip_of_tokenize(tmp_path: Path) -> None:
+    engine = PairedEngine(turns=3)
+    async with serve_stub(engine) as address, FaultCluster(tmp_path).running() as cluster:
+        paired = Rollouts(cluster, engine, address)
+        paired.start("completions")
+        async with asyncio.timeout(unhurried(60)):
+            trajectory = await run(paired, rollout=True)
+    (segment,) = trajectory.segments
+    assert len(paired.find_truth(segment)) == len(segment.replies) == 4
 
 
 async def test_without_rollout_nothing_is_recorded(rollouts: Rollouts) -> None:
