@@ -257,10 +257,16 @@ async def _call_under_kills(
         turn = {"tool_calls": [found for one in asked for found in one["tool_calls"]]}
         ids += await cluster.submit([turn, finish()], tools=["remote/*"], tool_concurrency=16)
 
+    everything = {f"{number}-{n}" for number in range(conversations) for n in range(calls)}
+
     async def kill_again_and_again() -> None:
         nonlocal worker
+        not_started: set[str] = set()
         while True:
-            # A third death in a row would give up a call that was not polled meanwhile, or a conversation, and rightly so.
+            # A third death in a row would give up a call that was neither started nor polled meanwhile, or a
+            # conversation, and rightly so.
+            await until(lambda missing=not_started: missing <= remote.started.keys(), limit=300, what="their start")
+            not_started = everything - remote.started.keys()
             polls = {job.name: job.polls for job in remote.jobs.values()}
             await until(lambda polls=polls: _are_polled_again(remote, polls), limit=300, what="a poll of each task")
             await until(lambda: _may_lose_a_worker(cluster, ids), limit=120, what="conversations without two deaths")
@@ -275,6 +281,7 @@ async def _call_under_kills(
         async with asyncio.timeout(unhurried(120 + 3 * longest_seconds)):
             await until(lambda: len(remote.started) >= conversations * calls // 2, limit=120 + longest_seconds)
             await asyncio.wait({killing}, timeout=0.8 * longest_seconds)
+            await until(lambda: worker > 2 or killing.done(), limit=600, what="two kills of both workers")
     finally:
         killing.cancel()
         with suppress(asyncio.CancelledError):
@@ -289,7 +296,6 @@ async def _call_under_kills(
             if isinstance(answer, Observation) and answer.cause in actions:
                 assert text_of(answer) == f"{actions[answer.cause]} is done"
                 answered[actions[answer.cause]] += 1
-    everything = {f"{number}-{n}" for number in range(conversations) for n in range(calls)}
     found = {
         "calls": len(everything),
         "kills of both workers": worker - 1,
