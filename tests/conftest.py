@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from tests.exploring import PUSH
 from tests.last_runs import LastRuns
+from tests.polling import unhurried
 from tests.proof import LIMIT, OPTION, Proof
 from tests.stores import (  # noqa: F401  (fixtures)
     clock,
@@ -29,7 +30,7 @@ from tests.stores import (  # noqa: F401  (fixtures)
 
 settings.load_profile(PUSH)  # `make soak` loads the other one, by --hypothesis-profile
 
-ENDING_SECONDS = 5.0
+ENDING_SECONDS = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -79,8 +80,9 @@ def _results_may_be_waited_for() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
-    _, left = psutil.wait_procs([*users_of(tmp_path_factory.getbasetemp())], timeout=ENDING_SECONDS)
-    assert not left, "tests left programs running:\n" + "\n".join(map(str, left))
+    users = {program: describe(program) for program in users_of(tmp_path_factory.getbasetemp())}
+    _, left = psutil.wait_procs([*users], timeout=unhurried(ENDING_SECONDS))
+    assert not left, "tests left programs running:\n" + "\n".join(users[program] for program in left)
 
 
 def users_of(folder: Path) -> Iterator[psutil.Process]:
@@ -89,6 +91,11 @@ def users_of(folder: Path) -> Iterator[psutil.Process]:
         links = [Path(f"/proc/{program.pid}/cwd"), *files_of(program.pid)]
         if program != psutil.Process() and any(folder in target_of(link).parents for link in links):
             yield program
+
+
+def describe(program: psutil.Process) -> str:
+    """Return the command of a program, which may have ended."""
+    return f"{program.pid} {' '.join(program.info['cmdline'] or [])}"
 
 
 def files_of(pid: int) -> list[Path]:
