@@ -12,6 +12,8 @@ import psutil
 import pytest
 from celery._state import _set_task_join_will_block
 from hypothesis import settings
+from pytest_timeout import Settings
+from pytest_timeout import pytest_timeout_set_timer as set_timer
 
 from tests.exploring import PUSH
 from tests.last_runs import LastRuns
@@ -42,6 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.record_runs and not hasattr(config, "workerinput"):  # one process writes
         config.pluginmanager.register(LastRuns())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool:
+    """Give a test on a busy machine longer, so that the limits of its waits end first: they name what did not come."""
+    return bool(set_timer(item, settings._replace(timeout=unhurried(settings.timeout))))
 
 
 gc.disable()  # while modules are imported, which leaves no garbage
