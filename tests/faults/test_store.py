@@ -21,8 +21,7 @@ async def test_store_killed_and_restarted(durable_cluster: FaultCluster) -> None
     ids = await cluster.submit(steps(4, seconds=0.5), count=5)
     await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
     seen = {cid: await cluster.client.events(cid) for cid in ids}
-    await cluster.kill_store()
-    await cluster.store.start()
+    await cluster.restart_store()
     await cluster.check(ids, commands=4)
     for cid in ids:
         assert (await cluster.client.events(cid))[: len(seen[cid])] == seen[cid]
