@@ -24,6 +24,7 @@ from broker.contract.observations import OutcomeUnknownObservation
 from broker.contract.specs import Tenancy
 from broker.log.invariants import find_violations
 from broker.runtime import Acks
+from broker.store.cluster import ClusterConnection
 from broker.store.embedded import EmbeddedValkey
 from broker.store.routing import find_slot
 from broker.store.store import open_store
@@ -186,6 +187,11 @@ class FaultCluster:
         """Skip a test on a cluster because it needs the only server of a store."""
         if self.nodes is not None:
             pytest.skip("it is about the only server of a store")
+
+    async def call_each(self, *command: str) -> None:
+        """Send a command to the store's server, or to each primary of a cluster."""
+        connection = self.client.store.connection
+        await (connection.call_each if isinstance(connection, ClusterConnection) else connection.call)(*command)
 
     async def restart_store(self) -> None:
         """Kill the store and start it again; of a cluster, the primary of the first shard, which its replica replaces."""
