@@ -199,11 +199,14 @@ class Cluster:
         return None
 
     def _make_node(self, number: int) -> Server:
+        options = self._make_options()
+        return Server(self.program, self.folder / f"node-{number}", lasting_port(), *options, tls=self.tls)
+
+    def _make_options(self) -> tuple[str, ...]:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(self._node_timeout_ms))
         options += ("--cluster-port", str(lasting_port()), "--cluster-replica-validity-factor", "0")
         options += ("--cluster-allow-replica-migration", "no")
-        options += ("--tls-cluster", "yes") if self.tls is not None else ()
-        return Server(self.program, self.folder / f"node-{number}", lasting_port(), *options, tls=self.tls)
+        return options + (("--tls-cluster", "yes") if self.tls is not None else ())
 
     async def _form(self) -> None:
         size = -(-SLOTS // self._primaries)
@@ -229,11 +232,18 @@ class Cluster:
         await until(is_formed, limit=LIMIT_SECONDS, what="whole cluster")
 
     async def _until_answers(self, node: Server) -> None:
+        """Wait for a node; start it on other ports if another program has taken one of its own meanwhile."""
+
         async def answers() -> bool:
+            assert node.process is not None
+            if node.process.poll() is not None:
+                node.port, node.options = lasting_port(), self._make_options()
+                node.start()
             try:
-                return bool(await node.call("PING") == b"PONG")
+                facts = await node.call("INFO", "server")
             except DeckhandsError:
                 return False
+            return b"process_id:%d\r" % node.process.pid in facts
 
         await until(answers, limit=LIMIT_SECONDS, what="node")
 

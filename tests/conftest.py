@@ -12,9 +12,12 @@ import psutil
 import pytest
 from celery._state import _set_task_join_will_block
 from hypothesis import settings
+from pytest_timeout import Settings
+from pytest_timeout import pytest_timeout_set_timer as set_timer
 
 from tests.exploring import PUSH
 from tests.last_runs import LastRuns
+from tests.polling import unhurried
 from tests.proof import LIMIT, OPTION, Proof
 from tests.stores import (  # noqa: F401  (fixtures)
     clock,
@@ -30,7 +33,7 @@ from tool_worker.workspace.files.overlay_mounts import unmount_below
 
 settings.load_profile(PUSH)  # `make soak` loads the other one, by --hypothesis-profile
 
-ENDING_SECONDS = 5.0
+ENDING_SECONDS = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.record_runs and not hasattr(config, "workerinput"):  # one process writes
         config.pluginmanager.register(LastRuns())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool:
+    """Give a test on a busy machine longer, so that the limits of its waits end first: they name what did not come."""
+    return bool(set_timer(item, settings._replace(timeout=unhurried(settings.timeout))))
 
 
 gc.disable()  # while modules are imported, which leaves no garbage
@@ -81,8 +90,9 @@ def _results_may_be_waited_for() -> None:
 def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     unmount_below(tmp_path_factory.getbasetemp())  # the workspaces of forks
-    _, left = psutil.wait_procs([*users_of(tmp_path_factory.getbasetemp())], timeout=ENDING_SECONDS)
-    assert not left, "tests left programs running:\n" + "\n".join(map(str, left))
+    users = {program: describe(program) for program in users_of(tmp_path_factory.getbasetemp())}
+    _, left = psutil.wait_procs([*users], timeout=unhurried(ENDING_SECONDS))
+    assert not left, "tests left programs running:\n" + "\n".join(users[program] for program in left)
 
 
 def users_of(folder: Path) -> Iterator[psutil.Process]:
@@ -91,6 +101,11 @@ def users_of(folder: Path) -> Iterator[psutil.Process]:
         links = [Path(f"/proc/{program.pid}/cwd"), *files_of(program.pid)]
         if program != psutil.Process() and any(folder in target_of(link).parents for link in links):
             yield program
+
+
+def describe(program: psutil.Process) -> str:
+    """Return the command of a program, which may have ended."""
+    return f"{program.pid} {' '.join(program.info['cmdline'] or [])}"
 
 
 def files_of(pid: int) -> list[Path]:

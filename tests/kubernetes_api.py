@@ -611,8 +611,13 @@ def running_cluster(folder: Path, volume: Path, **settings: Any) -> Iterator[Fak
         ended = cluster._ended = asyncio.Event()
         started.set()
         await ended.wait()
+        assert runner.server is not None
+        links = [connection.transport for connection in runner.server.connections]
         await runner.cleanup()
-        for _ in range(3):  # pipes of programs close in the rounds after
+        for link in links:  # else it waits for its client to end TLS
+            if link is not None:
+                link.abort()
+        for _ in range(3):  # connections, and pipes of programs, close in the rounds after
             await asyncio.sleep(0)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="kubernetes")

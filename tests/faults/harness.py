@@ -23,13 +23,16 @@ from broker.contract.events import AgentSpec, Event, LLMSpec, Observation, Works
 from broker.contract.observations import OutcomeUnknownObservation
 from broker.contract.specs import Tenancy
 from broker.log.invariants import find_violations
+from broker.runtime import Acks
+from broker.store.cluster import ClusterConnection
 from broker.store.embedded import EmbeddedValkey
+from broker.store.routing import find_slot
 from broker.store.store import open_store
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, parse_snapshot
 from deckhands.client.client import Client
 from deckhands.operations.jobs.celery_app import BEAT_KEYS
-from tests.clusters import Cluster
+from tests.clusters import Cluster, SlotGroup
 from tests.forked_programs import ForkedProgram
 from tests.left_logs import verify_left_logs
 from tests.polling import unhurried, until
@@ -72,6 +75,7 @@ class FaultCluster:
         self.client: Client
         self.url_for_workers = ""
         self.nodes: Cluster | None = None  # the servers of a cluster that has the conversations
+        self.acks: Acks = "local"
         self.started_by: tuple[str, ...] = ()  # starts workers by their commands; else they are forked
         self.is_verified = True  # a test that damages the store says no
         self.forged: set[str] = set()  # conversations in whose logs the test wrote what no correct cluster writes
@@ -82,7 +86,7 @@ class FaultCluster:
         if STORE == "cluster":
             self.root.mkdir(parents=True, exist_ok=True)
             nodes = Cluster(server_program("valkey"), self.root)
-            async with nodes.running(), self.running_on(nodes, SHARDS):
+            async with nodes.running(), self.running_on(nodes, SHARDS, acks="replica"):
                 yield self
             return
         await self.store.start()
@@ -96,12 +100,13 @@ class FaultCluster:
                 await self.store.stop()
 
     @contextlib.asynccontextmanager
-    async def running_on(self, nodes: Cluster, shards: int) -> AsyncIterator[Self]:
+    async def running_on(self, nodes: Cluster, shards: int, *, acks: Acks = "local") -> AsyncIterator[Self]:
         """Keep the conversations in a cluster of servers; Celery's broker is a server beside it."""
         self.nodes = nodes
         await self.store.start()
         self.url_for_workers = nodes.url
-        self.client = Client(await open_store(nodes.url, shards=shards, patience_seconds=unhurried(60)))
+        self.acks = acks
+        self.client = Client(await open_store(nodes.url, shards=shards, patience_seconds=unhurried(60), acks=acks))
         try:
             yield self
         finally:
@@ -182,6 +187,24 @@ class FaultCluster:
         """Skip a test on a cluster because it needs the only server of a store."""
         if self.nodes is not None:
             pytest.skip("it is about the only server of a store")
+
+    async def call_each(self, *command: str) -> None:
+        """Send a command to the store's server, or to each primary of a cluster."""
+        connection = self.client.store.connection
+        await (connection.call_each if isinstance(connection, ClusterConnection) else connection.call)(*command)
+
+    async def restart_store(self) -> None:
+        """Kill the store and start it again; of a cluster, the primary of the first shard, which its replica replaces."""
+        self.store.child.send(signal.SIGKILL)  # Celery's broker, too
+        await self.store.child.wait()
+        if self.nodes is not None:
+            group = SlotGroup(self.nodes, find_slot(self.client.store.all_shards[0].root))
+            old = await group.primary()
+            old.kill()
+            group.restart(old, await group.until_promoted(other_than=old))
+            await group.until_whole()
+        await self.store.start()
+        await self.client.store.now(self.client.store.all_shards[0])
 
     async def kill_store(self) -> None:
         self.require_one_server()
@@ -323,6 +346,7 @@ class FaultCluster:
         path = self.url.rpartition("@")[2].removeprefix("unix://")
         env |= {
             "DECKHANDS_URL": self.url,
+            "DECKHANDS_ACKS": self.acks,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": "node1",
             "LLM_SCRIPTS_DIR": "/",  # tests write scripts where they like

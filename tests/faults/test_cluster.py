@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import signal
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -446,6 +447,14 @@ async def test_single_server_and_unusable_url_are_refused_with_a_remedy() -> Non
             await open_store(url)
     with pytest.raises(StoreUnavailable, match="No node of the store's cluster"):
         await open_store(f"redis+cluster://127.0.0.1:{free_port()}")
+
+
+async def test_node_whose_port_was_taken_starts_on_another(tmp_path: Path) -> None:
+    cluster = Cluster(valkey_program(), tmp_path, primaries=1, replicas=0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        cluster.nodes[0].port = taken.getsockname()[1]
+        async with cluster.running():
+            assert cluster.nodes[0].port != taken.getsockname()[1]
 
 
 def test_celery_needs_a_broker_beside_a_cluster() -> None:

@@ -195,9 +195,10 @@ class World:
     async def start_server(self) -> None:
         """Start a server; start another, as a supervisor does, if it ends because the store is away."""
         home = self.cluster.root / "home"
-        environment = {"DECKHANDS_CELERY_URL": self.cluster.store.celery_url}
+        cluster = self.cluster
+        environment = {"DECKHANDS_CELERY_URL": cluster.store.celery_url, "DECKHANDS_ACKS": cluster.acks}
         for left in reversed(range(SERVER_STARTS)):
-            running = server(self.cluster.store.url, home, self.server_port, environment=environment)
+            running = server(cluster.url, home, self.server_port, environment=environment)
             try:
                 self.process = await self.http.enter_async_context(running)
             except AssertionError:
@@ -316,9 +317,7 @@ class World:
                 await self.http.aclose()
                 await self.start_server()
             elif role == "store":
-                await self.cluster.kill_store()
-                await self.cluster.store.start()
-                await self.cluster.client.store.now(self.cluster.client.store.all_shards[0])
+                await self.cluster.restart_store()
             else:
                 await self.kill_worker({"ingress": "d"}.get(role, role[0]), chance)
             self.kills[role] += 1

@@ -80,8 +80,7 @@ async def test_each_conversation_starts_in_time_after_kills(cluster: FaultCluste
     await cluster.until(lambda: is_answered(cluster), limit=LIMIT_SECONDS)  # otherwise the entry comes again
     for name in list(cluster.workers):
         cluster.kill(name)
-    await cluster.kill_store()
-    await cluster.store.start()
+    await cluster.restart_store()
     start_workers(cluster)
     cluster.start_ingress()
     await cluster.until(lambda: has_members(cluster, 3), limit=LIMIT_SECONDS)

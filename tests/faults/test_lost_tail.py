@@ -14,7 +14,7 @@ from broker.contract.events import AgentSpec, Event, LLMSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.ids import make_delegate_id
 from tests.faults.harness import FaultCluster, steps
-from tests.turns import call, finish
+from tests.turns import bash, call, finish
 
 COUNT = 6
 STEPS = 8
@@ -175,8 +175,13 @@ async def cut_before(cluster: FaultCluster, conversation_id: str, event_id: int)
 async def test_a_delegate_gets_an_order_that_its_log_has_lost(
     cluster: FaultCluster, order: str, lives_on: bool
 ) -> None:
-    """The parent's log still has both requests; the delegate's request is lost."""
-    helper = AgentSpec(llm=LLMSpec(model=cluster.script(*steps(3, seconds=0.5))))
+    """The parent's log still has both requests; the delegate's request is lost.
+
+    The delegate works until it is asked again, because one that has ended is not asked. A lost request to stop may have
+    ended a command already.
+    """
+    waits = bash("until [ -e go ]; do sleep 0.1; done")
+    helper = AgentSpec(llm=LLMSpec(model=cluster.script(waits, waits, waits, finish())))
     client, spoken = cluster.client, AgentState(order)
     cluster.start()
     turns = [call("delegate", agent="helper", task="count"), finish()]
@@ -209,6 +214,7 @@ async def test_a_delegate_gets_an_order_that_its_log_has_lost(
     if not lives_on:
         cluster.start_controller("c2")
     await cluster.until(request, limit=60.0, what=f"a delegate that is asked again to be {order}")
+    (cluster.folder_of(parent) / "go").touch()
     if order == "paused":
         await client.resume(parent)
     await cluster.settle([parent, delegate])

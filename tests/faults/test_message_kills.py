@@ -96,8 +96,7 @@ async def test_the_question_survives_the_death_of_everything(durable_cluster: Fa
     await until_asked(cluster, cid, times=1)
     cluster.kill("c1")
     cluster.kill("t1")
-    await cluster.kill_store()
-    await cluster.store.start()
+    await cluster.restart_store()
     assert cluster.effects(cid) == []
     cluster.start()
     await cluster.client.confirm(cid)

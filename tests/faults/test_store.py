@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.child import EXIT_STORE_REPLACED
-from broker.store.cluster import ClusterConnection
 from broker.store.connection import MultiplexedConnection
 from deckhands.chaos.proxy import StoreProxy
 from tests.faults.harness import FaultCluster, steps
@@ -21,8 +20,7 @@ async def test_store_killed_and_restarted(durable_cluster: FaultCluster) -> None
     ids = await cluster.submit(steps(4, seconds=0.5), count=5)
     await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
     seen = {cid: await cluster.client.events(cid) for cid in ids}
-    await cluster.kill_store()
-    await cluster.store.start()
+    await cluster.restart_store()
     await cluster.check(ids, commands=4)
     for cid in ids:
         assert (await cluster.client.events(cid))[: len(seen[cid])] == seen[cid]
@@ -46,10 +44,7 @@ async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster
     cluster.start()
     ids = await cluster.submit(steps(1))
     await cluster.settle(ids)
-    connection = cluster.client.store.connection
-    await (
-        connection.call_each("FLUSHALL") if isinstance(connection, ClusterConnection) else connection.call("FLUSHALL")
-    )
+    await cluster.call_each("FLUSHALL")
     assert await cluster.until_ended("c1") == EXIT_STORE_REPLACED
     assert await cluster.until_ended("t1") == EXIT_STORE_REPLACED
     assert "emptied or replaced" in cluster.log_of("c1")
@@ -57,13 +52,12 @@ async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster
 
 async def test_store_refusing_writes_is_reported_once_and_awaited(cluster: FaultCluster) -> None:
     cluster.start()
-    ids = await cluster.submit(steps(3, seconds=0.3), count=3)
+    ids = await cluster.submit(steps(3, seconds=1.0), count=3)
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
-    call = cluster.client.store.connection.call
-    await call("CONFIG", "SET", "maxmemory", "1")
+    await cluster.call_each("CONFIG", "SET", "maxmemory", "1")
     for name in ("c1", "t1"):
         await cluster.until(lambda name=name: "the store is unavailable" in cluster.log_of(name), what="line")  # type: ignore[misc]
-    await call("CONFIG", "SET", "maxmemory", "0")
+    await cluster.call_each("CONFIG", "SET", "maxmemory", "0")
     await cluster.check(ids, commands=3)
     for name in ("c1", "t1"):
         await cluster.until(lambda name=name: "the store is available again" in cluster.log_of(name), what="line")  # type: ignore[misc]
