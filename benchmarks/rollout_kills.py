@@ -9,7 +9,7 @@ policy, trajectories that are missing or came twice, groups that were too old wh
 engine's slots were outside of the kills.
 
 A slot is busy from the moment at which it is free and a request waits at the engine, until the reply is complete. An
-engine goes on with a waiting request at once; the stub, a Python process that shares the CPUs with all others, takes a
+engine takes a waiting request at once; the stub, a Python process that shares the CPUs with all others, takes a
 while. That time is no lack of requests, so it counts as busy; the figure without it is printed, too. Neither counts
 the start and the end, when there are fewer trajectories than slots.
 
@@ -68,7 +68,7 @@ class Slots:
 
     Attributes:
         replies: when a place was taken.
-        shown: the same without the time until the stub's process went on with a reply whose place was free.
+        shown: the same without the time until the stub's process used a free place for a reply.
     """
 
     count: int
@@ -398,7 +398,7 @@ def check(engine: Engine, ended: Ended, arguments: argparse.Namespace) -> list[L
         Line("replies with tokens of several policies", engine.mixed),
         Line("replies that were made and not used", round(100 * (engine.replies / needed - 1), 1), "%"),
         Line("engine slots not busy, outside of the kills", round(100 * (1 - outside), 2), "%", 5),
-        Line("the same, if a slot is not busy until the stub goes on", round(100 * (1 - shown), 2), "%"),
+        Line("the same, if a slot is not busy until the stub uses it", round(100 * (1 - shown), 2), "%"),
         Line("engine slots not busy, the kills included", round(100 * (1 - all_time), 2), "%"),
         Line("wall", round(ended.seconds, 1), "s"),
         Line("replies per second", round(engine.replies / ended.seconds, 1)),

@@ -232,7 +232,7 @@ class Cluster:
         await until(is_formed, limit=LIMIT_SECONDS, what="whole cluster")
 
     async def _until_answers(self, node: Server) -> None:
-        """Wait for a node; start it on other ports if another program has taken one of its own meanwhile."""
+        """Wait for a node; start it on other ports if another program has taken one of its ports."""
 
         async def answers() -> bool:
             assert node.process is not None

@@ -167,13 +167,16 @@ async def test_another_program_reads_and_acknowledges_the_stream(rollouts: Rollo
     driving = asyncio.create_task(run.drive())
     call, key = rollouts.client.store.call, f"deck:{{0}}:rollout:{run.name}:groups"
     read: list[dict[str, Any]] = []
-    while len(read) < 2:  # the second group starts once the first one is acknowledged
-        await until(lambda: call("EXISTS", key), what="the stream")
+
+    async def are_read() -> bool:
         for _, rows in await call("XREADGROUP", "GROUP", "trainer", "other", "STREAMS", key, ">") or ():
             for entry_id, fields in rows:
                 read.append(json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"group"]))
                 assert await call("XACK", key, "trainer", entry_id) == 1
-        await asyncio.sleep(0.05)
+        return len(read) == 2  # the second group starts once the first one is acknowledged
+
+    await until(lambda: call("EXISTS", key), what="the stream")
+    await until(are_read, what="both groups")
     await driving
     assert [one["instance"] for one in read] == ["prompt-0", "prompt-1"]
     for one in read:

@@ -16,7 +16,7 @@ def test_slots_count_while_all_can_be_busy() -> None:
     assert measure_busy(spans, 3) == 0.0
 
 
-async def test_a_free_slot_is_busy_at_once_if_a_request_waits() -> None:
+async def test_a_free_slot_is_busy_while_a_request_waits() -> None:
     slots = Slots(1)
     order: list[int] = []
 
