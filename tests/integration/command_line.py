@@ -22,6 +22,7 @@ from typing import Any
 from broker.coordination.action_streams import WorkspaceOrders
 from deckhands import Client
 from deckhands.cli.main import call
+from tests.turns import finish, script  # noqa: F401  (turns, for the tests of commands)
 
 COMMAND = (sys.executable, "-P", "-m", "deckhands")
 LIMIT_SECONDS = 60.0
@@ -171,17 +172,6 @@ async def _end_sessions(url: str) -> None:
             await WorkspaceOrders(client.store).end_sessions(row.conversation_id, limit_seconds=LIMIT_SECONDS)
 
 
-def script(path: Path, *turns: dict[str, Any], latency_seconds: float = 0.0) -> str:
-    """Write the script of a model and return the model's name."""
-    path.write_text(json.dumps({"latency_seconds": latency_seconds, "turns": turns}))
-    return f"scripted/{path}"
-
-
 def run_command(command: str, **fields: Any) -> dict[str, Any]:
     """Return a turn that runs a command."""
     return {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}], **fields}
-
-
-def finish(message: str) -> dict[str, Any]:
-    """Return a turn that finishes."""
-    return {"tool_calls": [{"name": "finish", "arguments": {"message": message}}]}

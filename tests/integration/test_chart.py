@@ -130,10 +130,16 @@ def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
     return render(OPTIONS[request.param])
 
 
+@functools.cache
+def check_schema(manifest: str, version: str) -> None:
+    """Check a manifest, which most options share; the validator reads all schemas again at each call."""
+    kubernetes_validate.validate(json.loads(manifest), version, strict=True)
+
+
 def test_manifests_fit_the_schemas_of_kubernetes(manifests: list[Manifest]) -> None:
     for each in manifests:
         for version in () if each["kind"] in OTHERS else VERSIONS:
-            kubernetes_validate.validate(each, version, strict=True)
+            check_schema(json.dumps(each), version)
 
 
 @pytest.fixture(scope="module")

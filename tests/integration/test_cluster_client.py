@@ -74,10 +74,10 @@ async def test_a_message_is_appended_once_under_its_key(client, cid):
         await client.send_message(cid, "")
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume", "cancel", "summary", "events", "row"])
-async def test_an_unknown_conversation_is_named(client, verb):
-    with pytest.raises(UnknownConversation, match=r"'nope'.*deckhands ls"):
-        await getattr(client, verb)("nope")
+async def test_an_unknown_conversation_is_named(client):
+    for verb in ("pause", "resume", "cancel", "summary", "events", "row"):
+        with pytest.raises(UnknownConversation, match=r"'nope'.*deckhands ls"):
+            await getattr(client, verb)("nope")
 
 
 async def test_pausing_and_resuming_ask_the_agent(client, cid):
@@ -271,14 +271,14 @@ def ended(name: str) -> DelegateEnded:
     return DelegateEnded(delegate_id=2, conversation_id=name, agent_state=AgentState.FINISHED)
 
 
-@pytest.mark.parametrize("its_state", ["finished", "error", "rejected", "stopped", "paused", "awaiting_user_input"])
-async def test_what_rests_is_deleted(client: Client, its_state: str) -> None:
-    await begin(client, "one", its_state)
-    await client.delete("one")
-    with pytest.raises(UnknownConversation):
-        await client.row("one")
-    with pytest.raises(UnknownConversation):
-        await client.delete("one")
+async def test_what_rests_is_deleted(client: Client) -> None:
+    for its_state in ("finished", "error", "rejected", "stopped", "paused", "awaiting_user_input"):
+        await begin(client, its_state, its_state)
+        await client.delete(its_state)
+        with pytest.raises(UnknownConversation):
+            await client.row(its_state)
+        with pytest.raises(UnknownConversation):
+            await client.delete(its_state)
 
 
 async def test_what_runs_is_not(client: Client) -> None:

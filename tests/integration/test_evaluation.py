@@ -24,6 +24,7 @@ from deckhands.evaluation.rewards import Rewards
 from deckhands.evaluation.scorers import load_scorers
 from tests.dataset_parts import harbor_task
 from tests.faults.harness import FaultCluster
+from tests.turns import bash, finish
 
 CHECK = "python3 -m unittest discover -s hidden_tests"
 TEST = """import unittest
@@ -41,14 +42,6 @@ FAKES = (
     "export BASH_ENV=~/.bashrc PYTEST_ADDOPTS=--collect-only PYTHONPATH=$PWD PATH=$PWD:$PATH; "
     "(while true; do echo 'print()' > hidden_tests/test_calc.py; sleep 1; done) >/dev/null 2>&1 & exit 0"
 )
-
-
-def bash(command: str) -> dict[str, object]:
-    return {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]}
-
-
-def finish(message: str) -> dict[str, object]:
-    return {"tool_calls": [{"name": "finish", "arguments": {"message": message}}]}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

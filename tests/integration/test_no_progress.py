@@ -56,38 +56,32 @@ def bash(command: str) -> dict[str, Any]:
     return {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command, "security_risk": "LOW"}}]}
 
 
-async def test_run_without_a_diff_is_nudged_and_then_ended(cluster: FaultCluster) -> None:
-    turns = [
+async def test_runs_without_progress_are_nudged_ended_and_parked(cluster: FaultCluster) -> None:
+    looking = [
         *(bash(f"echo looking {n}") for n in range(3)),
         bash("touch a.py"),
         *(bash(f"echo looking again {n}") for n in range(5)),
     ]
+    failing = [
+        turn for n in range(5) for turn in (bash(f"echo {n} >> a.py"), bash("echo '1 failed in 0.$RANDOM s'; false"))
+    ]
     cluster.start_controller("c1")
     cluster.start_tool("t1")
-    (cid,) = await cluster.submit(turns, loop_policy=LoopPolicy(no_diff_steps=3, responses=("nudge",)))
-    await cluster.settle([cid])
-    await cluster.check([cid], commands=0, state="error")
-    events = await cluster.client.events(cid)
+    (ended,) = await cluster.submit(looking, loop_policy=LoopPolicy(no_diff_steps=3, responses=("nudge",)))
+    (parked,) = await cluster.submit(failing, loop_policy=LoopPolicy(same_failure=3, responses=("park",)))
+    await cluster.settle([ended, parked])
+    await cluster.check([ended], commands=0, state="error")
+    events = await cluster.client.events(ended)
     looks = [event.digest for event in events if isinstance(event, WorkspaceDigestObservation)]
     assert len(looks) == sum(isinstance(event, DigestWorkspaceAction) for event in events) == 4
     assert looks[0] == looks[1] != looks[2] == looks[3] != ""
     (nudge,) = [event for event in events if isinstance(event, LoopDetectionObservation)]
     assert nudge.sentence == "No progress: the workspace has not changed in 3 steps."
-    summary = await cluster.client.wait_until_settled(cid)
+    summary = await cluster.client.wait_until_settled(ended)
     assert summary.error_code == "stuck_in_loop"
     assert summary.last_error == "AgentStuckInLoopError: No progress: the workspace has not changed in 3 steps"
-
-
-async def test_run_with_the_same_failure_is_parked(cluster: FaultCluster) -> None:
-    turns = [
-        turn for n in range(5) for turn in (bash(f"echo {n} >> a.py"), bash("echo '1 failed in 0.$RANDOM s'; false"))
-    ]
-    cluster.start_controller("c1")
-    cluster.start_tool("t1")
-    (cid,) = await cluster.submit(turns, loop_policy=LoopPolicy(same_failure=3, responses=("park",)))
-    await cluster.settle([cid])
-    await cluster.check([cid], commands=0, state="paused")
-    events = await cluster.client.events(cid)
+    await cluster.check([parked], commands=0, state="paused")
+    events = await cluster.client.events(parked)
     assert not any(isinstance(event, DigestWorkspaceAction) for event in events)
     (found,) = [event for event in events if isinstance(event, LoopDetectionObservation)]
     assert found.sentence == "No progress: the same command has failed 3 times with the same output."

@@ -90,10 +90,10 @@ async def test_a_lost_answer_is_given_again(served: Served) -> None:
     assert events_of(await served.post(CONTINUED)) != first
 
 
-@pytest.mark.parametrize("headers", [{}, {"x-api-key": "guessed"}, {"authorization": "Bearer guessed"}])
-async def test_request_without_the_token_gets_no_reply(served: Served, headers: dict[str, str]) -> None:
+async def test_request_without_the_token_gets_no_reply(served: Served) -> None:
     served.endpoint.provide_reply(REPLY)
-    assert (await served.post(BEGUN, headers=headers)).status_code == 401
+    for headers in ({}, {"x-api-key": "guessed"}, {"authorization": "Bearer guessed"}):
+        assert (await served.post(BEGUN, headers=headers)).status_code == 401, headers
     assert events_of(await served.post(BEGUN))[1]["message"]["id"] == "msg_7"  # nothing was taken away
 
 
@@ -106,8 +106,8 @@ async def test_calls_beside_the_conversation_stay_here(served: Served) -> None:
     assert served.asked == []
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"messages": 1, "tools": 7}', b"\xff"])
-async def test_invalid_request_is_refused(served: Served, body: bytes) -> None:
-    assert (await served.client.post("/v1/messages", content=body, headers=HEADERS)).status_code == 400
+async def test_invalid_request_is_refused(served: Served) -> None:
+    for body in (b"", b"[]", b"{", b'{"messages": 1, "tools": 7}', b"\xff"):
+        assert (await served.client.post("/v1/messages", content=body, headers=HEADERS)).status_code == 400, body
     served.endpoint.provide_reply(REPLY)
     assert events_of(await served.post(BEGUN))[1]["message"]["id"] == "msg_7"

@@ -85,14 +85,14 @@ async def test_rotation_names_the_master_key_that_the_server_lacks(server: Serve
         assert "'new'" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
-async def test_no_other_key_reaches_the_keys(server: Served, method: str, path: str, body: dict[str, str]) -> None:
+async def test_no_other_key_reaches_the_keys(server: Served) -> None:
     await create(server, "one", "acme")
     others = [scope for scope in Scope if scope is not Scope.ADMIN]
     for token in ("", await server.token("acme"), await server.token("*", others)):
         async with server.as_(token) as client:
-            answer = await client.request(method, path, json=body)
-            assert answer.status_code == (403 if token else 401)
+            for method, path, body in ROUTES:
+                answer = await client.request(method, path, json=body)
+                assert answer.status_code == (403 if token else 401), path
     async with server.as_(await server.token("*")) as admin:
         assert len((await admin.get("/encryption/keys")).json()) == 1
 

@@ -64,25 +64,14 @@ async def test_key_gives_no_more_than_it_has(server: Served) -> None:
             assert (await other.delete("/keys/abcdefghij23?reason=x")).status_code == 403
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"tenant": "a b"},
-        {"tenant": ""},
-        {"scopes": []},
-        {"scopes": ["root"]},
-        {"days": 0},
-        {"name": ""},
-        {"reason": ""},
-    ],
-)
-async def test_wrong_keys_are_refused(server: Served, wrong: dict[str, object]) -> None:
+async def test_wrong_and_unknown_keys_are_refused(server: Served) -> None:
+    wrongs: list[dict[str, object]] = [
+        *({"tenant": "a b"}, {"tenant": ""}, {"scopes": []}, {"scopes": ["root"]}),
+        *({"days": 0}, {"name": ""}, {"reason": ""}),
+    ]
     async with server.as_(await server.token("*")) as admin:
-        assert (await admin.post("/keys", json=WANTED | wrong)).status_code == 422
+        for wrong in wrongs:
+            assert (await admin.post("/keys", json=WANTED | wrong)).status_code == 422, wrong
         assert len((await admin.get("/keys")).json()) == 1
-
-
-async def test_unknown_key_cannot_be_revoked(server: Served) -> None:
-    async with server.as_(await server.token("*")) as admin:
         assert (await admin.delete("/keys/abcdefghij23?reason=x")).status_code == 422
         assert (await admin.delete("/keys/..%2fx?reason=x")).status_code in (404, 422)

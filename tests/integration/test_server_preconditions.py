@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx2
 import pytest
+import pytest_asyncio
 
 from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
@@ -17,6 +17,7 @@ from broker.store.store import open_store
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serve_in_loop
 from tests.broker_parts import claim, command, enter
+from tests.served_stores import environment_with
 from tests.server_parts import Served, add_key, served
 from tests.stores import LossyWire
 
@@ -24,12 +25,17 @@ SCHEDULE = {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"}
 STALE = {"If-Match": '"0123456789abcdef0123456789abcdef"'}
 
 
-@pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    monkeypatch.setenv("DECKHANDS_WEBHOOK_PRIVATE", "127.0.0.1")
-    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path))
-    async with served(tmp_path / "log", programs, needs_match=True) as found:
-        yield found
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = tmp_path_factory.mktemp("preconditions")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DECKHANDS_WEBHOOK_PRIVATE", "127.0.0.1")
+        patch.setenv("DECKHANDS_HOME", str(folder))
+        async with served(folder / "log", environment_with(folder), needs_match=True) as found:
+            yield found
 
 
 async def refusals_of(client: httpx2.AsyncClient, method: str, path: str, body: object) -> None:
@@ -44,6 +50,7 @@ async def refusals_of(client: httpx2.AsyncClient, method: str, path: str, body: 
         assert (answer.status_code, answer.json()["code"]) == (status, code), (path, headers)
 
 
+@in_one_loop
 async def test_outdated_change_is_refused(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("*")) as client:
@@ -69,23 +76,24 @@ async def test_outdated_change_is_refused(server: Served) -> None:
         assert (await client.get("/budgets/tenant:other")).json()["limit_usd"] is None
 
 
+@in_one_loop
 async def test_of_many_changes_at_once_one_is_made(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("*")) as client:
-        assert (await client.put("/schedules/nightly", json=SCHEDULE)).status_code == 201
+        assert (await client.put("/schedules/hourly", json=SCHEDULE)).status_code == 201
         hook = {"url": "https://127.0.0.1:9/hook", "reason": "test"}
         made = await client.post("/webhooks", json=hook)
         assert made.status_code == 201, made.text
         webhook = f"/webhooks/{made.json()['id']}"
         for method, path, bodies in (
             ("PATCH", f"/conversations/{cid}", [{"labels": {"n": str(n)}, "reason": "test"} for n in range(8)]),
-            ("PUT", "/budgets/tenant:acme", [{"limit_usd": n + 1, "reason": "test"} for n in range(8)]),
+            ("PUT", "/budgets/tenant:shop", [{"limit_usd": n + 1, "reason": "test"} for n in range(8)]),
         ):
             read = {"If-Match": (await client.get(path)).headers["etag"]}
             answers = await asyncio.gather(*(client.request(method, path, json=body, headers=read) for body in bodies))
             statuses = sorted(answer.status_code for answer in answers)
             assert (statuses[0] < 300, statuses[1:]) == (True, [412] * 7), (path, statuses)
-        for path, change in (("/schedules/nightly", "pause"), (webhook, "disable")):
+        for path, change in (("/schedules/hourly", "pause"), (webhook, "disable")):
             read = {"If-Match": (await client.get(path)).headers["etag"]}
             changed, removed = await asyncio.gather(
                 client.post(f"{path}/{change}", json={"reason": "test"}, headers=read),
@@ -95,6 +103,7 @@ async def test_of_many_changes_at_once_one_is_made(server: Served) -> None:
             assert statuses in ((200, 412), (404, 204), (412, 204)), (path, statuses)
 
 
+@in_one_loop
 async def test_repeated_change_gets_the_first_answer(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("acme")) as client:
@@ -108,8 +117,9 @@ async def test_repeated_change_gets_the_first_answer(server: Served) -> None:
         assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
 
 
+@in_one_loop
 async def test_number_given_as_text_is_refused(server: Served) -> None:
-    async with server.as_(await server.token("acme")) as client:
+    async with server.as_(await server.token("shop")) as client:
         for body, place, code in (
             ({"task": "do it", "limits": {"max_iterations": "3"}}, "body.limits.max_iterations", "int_type"),
             ({"task": "do it", "headless": "false"}, "body.headless", "bool_type"),
@@ -121,6 +131,7 @@ async def test_number_given_as_text_is_refused(server: Served) -> None:
         assert (await client.get("/conversations")).json()["conversations"] == []
 
 
+@in_one_loop
 async def test_other_message_under_a_used_chat_key_is_refused(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("acme")) as client:

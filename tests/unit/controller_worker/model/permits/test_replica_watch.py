@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -93,6 +94,21 @@ def test_a_hostile_report_is_read_in_linear_time(body: str) -> None:
     assert parse_metrics(body) == (None, None)  # quadratic time would be hours
 
 
+async def asked(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> ReplicaReport:
+    """Return the report of an engine that answers so."""
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    watch = ReplicaWatch()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return await watch.ask(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
+    finally:
+        await watch.aclose()
+        await runner.cleanup()
+
+
 async def test_a_report_has_limits_and_follows_no_redirect() -> None:
     paths: list[str] = []
 
@@ -104,19 +120,8 @@ async def test_a_report_has_limits_and_follows_no_redirect() -> None:
             raise web.HTTPFound("/elsewhere")
         return web.Response(text=SGLANG)
 
-    app = web.Application()
-    app.router.add_get("/{tail:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    watch = ReplicaWatch()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        root = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        assert await watch.ask(f"{root}/v1") == ReplicaReport(is_up=True)
-        assert paths == ["/health", "/metrics"]
-    finally:
-        await watch.aclose()
-        await runner.cleanup()
+    assert await asked(answer) == ReplicaReport(is_up=True)
+    assert paths == ["/health", "/metrics"]
 
 
 async def test_an_endless_report_is_cut() -> None:
@@ -131,15 +136,4 @@ async def test_an_endless_report_is_cut() -> None:
                     await asyncio.sleep(0)
         return response
 
-    app = web.Application()
-    app.router.add_get("/{tail:.*}", send)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    watch = ReplicaWatch()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        found = await watch.ask(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
-        assert found == ReplicaReport(is_up=True, cache_tokens=454_132, use=0.28)
-    finally:
-        await watch.aclose()
-        await runner.cleanup()
+    assert await asked(send) == ReplicaReport(is_up=True, cache_tokens=454_132, use=0.28)
