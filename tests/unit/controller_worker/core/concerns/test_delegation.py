@@ -181,10 +181,11 @@ def test_remainder_is_divided_with_a_share_for_the_parent() -> None:
     core = able(max_iterations=11, max_budget_usd=6.25, max_tokens=1_610)
     core.reply(delegate("a"), delegate("b"))
     assert shares(core) == [(3, 2.0, 500)] * 2
-    ended(core, 8, iterations=3, cost_usd=1.0, prompt_tokens=100)
+    ended(core, 8, iterations=3, cost_usd=1.0, prompt_tokens=100, has_unknown_cost=True)
     assert ended(core, 9, iterations=3, cost_usd=0.5, prompt_tokens=0) == CallModel(2, 1)
     usage = core.state.usage
     assert (usage.iteration, core.state.delegation.iterations, usage.cost_usd, usage.prompt_tokens) == (1, 6, 1.75, 200)
+    assert usage.has_unknown_cost
     play(core, "think(0) -> model 3, think(1) -> model 4, think(2) -> model 5, think -> rest")
     assert core.state.lifecycle.last_error == (
         "RuntimeError: Agent reached maximum iteration. Current iteration: 11, max iteration: 11"

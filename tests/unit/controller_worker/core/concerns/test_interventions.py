@@ -96,6 +96,8 @@ def test_running_time_counts_from_the_change() -> None:
     play(core, "wait 8 -> model 1")
     change(core, limits=Limits())
     check(play(core, "wait 1000 -> model 1"))
+    change(core, limits=Limits(max_seconds=10))
+    check(play(core, "wait 11 -> rest, states running error"))
 
 
 def test_changes_are_not_taken_back_with_the_work() -> None:
