@@ -53,13 +53,8 @@ end
 
 -- The action streams that a worker registered. A forged hash must not make other keys be maintained as action streams.
 function actions.streams_of(shard, worker)
-  return actions.parse_streams(shard, store.get(shard .. ':worker:' .. worker .. ':about', 'streams'))
-end
-
--- text: the worker's fact `streams`; nil for none
-function actions.parse_streams(shard, text)
   local found, root = {}, shard .. ':act:'
-  for stream in string.gmatch(text or '', '%S+') do
+  for stream in string.gmatch(store.get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
     if string.sub(stream, 1, #root) == root then found[#found + 1] = stream end
   end
   return found

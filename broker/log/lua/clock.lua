@@ -19,15 +19,14 @@ end
 -- Update the shard's time at a beat. If a worker's monotonic clock, which cannot jump, and the server's clock disagree about
 -- the gap between two beats, the worker's is right. Its value may be old when it arrives: `lead`, the difference between the
 -- shard's time and it, is the smallest one seen. It grows slowly, so that clock drift does not add up.
--- wall: the server's clock.  about: the worker's ttl_ms, monotonic and lead so far.
 -- monotonic: the worker's clock in ms; nil if there is none.  is_believed: then trust the server's clock, but never go back.
--- Returns the shard's time, and the worker's new lead; nil without a monotonic clock.
-function clock.keep_time(shard, wall, about, ttl, monotonic, is_believed)
-  local said = store.number_of(about['ttl_ms']) or USUAL_TTL_MS
-  local kept = redis.call('HMGET', shard .. ':clock', 'wall', 'now')
-  local seen, least, now = nil, nil, wall
-  if monotonic then seen = store.number_of(about['monotonic']) end
-  if seen then least = store.number_of(about['lead']) end
+function clock.keep_time(shard, worker, ttl, monotonic, is_believed)
+  local about, wall = shard .. ':worker:' .. worker .. ':about', store.wall_ms()
+  local said = store.number_of(store.get(about, 'ttl_ms')) or USUAL_TTL_MS
+  local kept, mine = redis.call('HMGET', shard .. ':clock', 'wall', 'now'), {}
+  if monotonic then mine = redis.call('HMGET', about, 'monotonic', 'lead') end
+  local seen, least, now = store.number_of(mine[1]), store.number_of(mine[2]), wall
+  if not seen then least = nil end
   local crept = least and least + (monotonic - seen) / 10
   local beat, before = store.number_of(kept[1]), store.number_of(kept[2])
   if not beat and redis.call('EXISTS', shard .. ':hooked') == 1 then
@@ -49,8 +48,12 @@ function clock.keep_time(shard, wall, about, ttl, monotonic, is_believed)
     -- By the worker's previous ttl: its latest one may be longer, because the store has become slow for all.
     if now - before > math.min(ttl, said) / 2 then extend_deadlines(shard, math.floor(now - before)) end
   end
+  if monotonic then
+    local lead = math.min(now - monotonic, crept or math.huge)
+    redis.call('HSET', about, 'monotonic', monotonic, 'lead', string.format('%.3f', lead))
+  end
   redis.call('HSET', shard .. ':clock', 'wall', wall, 'now', string.format('%.3f', now))
-  return math.floor(now), monotonic and string.format('%.3f', math.min(now - monotonic, crept or math.huge))
+  return math.floor(now)
 end
 
 -- now: return the shard's time.  KEYS shard base.  returns {'now', ms}

@@ -6,12 +6,8 @@ local groups = {}
 
 -- The server's description of a consumer group; nil if there is none.
 function groups.find(shard, stream, name)
-  local described = redis.pcall('XINFO', 'GROUPS', stream)
-  if described.err then  -- usually there is no such stream
-    if not store.is_there(shard, stream, 'stream') then return nil end
-    described = redis.call('XINFO', 'GROUPS', stream)
-  end
-  for _, flat in ipairs(described) do
+  if not store.is_there(shard, stream, 'stream') then return nil end
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local group = store.pairs_of(flat)
     if group['name'] == name then return group end
   end

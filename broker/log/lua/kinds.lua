@@ -4,32 +4,22 @@
 local store = require('store/prelude')
 local kinds = {}
 
--- The keys of a shard in which every beat looks for due work.
-local KINDS_OF_BEATS = {unread = 'zset', parked = 'zset', workers = 'zset', nodes = 'zset', expiring = 'zset'}
-
--- The further keys of a shard that all workers need.
-local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', index = 'zset', dead = 'zset',
-  clock = 'hash', notices = 'stream', awaited = 'zset', ['ready:interactive'] = 'stream', tenants = 'hash',
-  paces = 'hash', hooked = 'hash', news = 'zset', refused = 'hash', ended = 'stream'}
+-- The keys of a shard that all workers need.
+local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
+  workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset',
+  ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash', expiring = 'zset', hooked = 'hash', news = 'zset',
+  refused = 'hash', ended = 'stream'}
 
 -- Further keys of the first shard for ingress workers; users of other roles may not reach them.
 local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {revoked = 'zset'}
 
-local function keep_all(shard, named)
-  for name, kind in pairs(named) do store.is_there(shard, shard .. ':' .. name, kind) end
-end
-
-function kinds.keep_of_beats(shard)
-  keep_all(shard, KINDS_OF_BEATS)
-end
-
 function kinds.keep(shard)
-  keep_all(shard, KINDS_OF_BEATS)
-  keep_all(shard, KINDS)
+  for name, kind in pairs(KINDS) do store.is_there(shard, shard .. ':' .. name, kind) end
 end
 
 function kinds.keep_of_role(shard, role)
-  if role == 'ingress' and shard == FIRST_SHARD then keep_all(shard, KINDS_OF_THE_FIRST) end
+  if role ~= 'ingress' or shard ~= FIRST_SHARD then return end
+  for name, kind in pairs(KINDS_OF_THE_FIRST) do store.is_there(shard, shard .. ':' .. name, kind) end
 end
 
 -- keep_kind: move a key of another type away, see is_there.

@@ -40,11 +40,10 @@ local function leave_node(shard, node)
 end
 
 -- Extend the deadline of a tool worker's node at its beat, and empty the streams of lost nodes.
--- about: the worker's facts
 function lost_nodes.maintain_nodes(shard, about, now)
-  local node = about['node']
+  local node = store.get(about, 'node')
   if not node then return end
-  local patience = store.number_of(about['node_patience_ms']) or nodes.NODE_PATIENCE_MS
+  local patience = store.number_of(store.get(about, 'node_patience_ms')) or nodes.NODE_PATIENCE_MS
   redis.call('ZADD', shard .. ':nodes', now + patience, node)
   -- Many nodes may never come back: each beat checks the next of them.
   local clock = shard .. ':clock'

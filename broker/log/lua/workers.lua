@@ -1,7 +1,6 @@
 -- Workers: register, beat, and do the due work of the whole shard with each beat.
 -- While nothing is due in a shard, its workers take turns: a beat leaves the shard's work out if another worker's beat
--- found none within `QUIET_MS`. All keys are checked for another type when a worker says its facts, and before due work is
--- done; other beats check only the keys in which they look for it.
+-- found none within `QUIET_MS`.
 -- Keys:  shard base  :workers              zset  worker -> when its heartbeat expires; 0: it is being removed
 --                    :worker:<id>:about    hash  its facts
 --                    :clock                hash  quiet -> when a beat last found nothing due, by the server's clock
@@ -24,8 +23,6 @@ local wakeups = require('log/lua/wakeups')
 -- Fields of a worker's hash written by beats and registration. All others are its facts.
 local KEPT_BY_BEATS = {progress = true, beat_ms = true, since_ms = true, ttl_ms = true, monotonic = true, lead = true,
   clock_ms = true}
-
-local READ_BY_BEATS = {'role', 'ttl_ms', 'monotonic', 'lead', 'node', 'node_patience_ms', 'streams'}
 
 -- Write a worker's facts, from args[at] on: role, n_streams, action stream …, field, value …
 -- Removes other fields that were written meanwhile. Writes nothing if nothing differs.
@@ -59,8 +56,7 @@ local function register(keys, args)
   if store.get(about, 'interactive') then groups.make(shard, shard .. ':ready:interactive', groups.CONTROLLERS) end
   local wall = store.wall_ms()
   local theirs = store.number_of(store.get(about, 'clock_ms')) or wall
-  local is_believed = math.abs(theirs - wall) < clock.CLOCKS_DIFFER_MS
-  local now = clock.keep_time(shard, wall, {['ttl_ms'] = store.get(about, 'ttl_ms')}, ttl, nil, is_believed)
+  local now = clock.keep_time(shard, worker, ttl, nil, math.abs(theirs - wall) < clock.CLOCKS_DIFFER_MS)
   redis.call('ZADD', shard .. ':workers', now + ttl, worker)
   redis.call('HSET', about, 'since_ms', now, 'ttl_ms', ttl)
   return {'registered', now}
@@ -88,12 +84,11 @@ local function maintain_stream(shard, stream, group, node)
   return not is_taken
 end
 
--- Do the work that is due in the whole shard. Before it touches further keys, they are checked.
+-- Do the work that is due in the whole shard.
 -- returns workers removed, conversations woken, repeated notifications, whether nothing was due
 local function do_due_work(shard, ttl, patience, now)
   local workers = shard .. ':workers'
   local removed, looked, dead = 0, 0, redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, REMOVALS * 16)
-  if #dead > 0 then kinds.keep(shard) end
   local may_count = #dead == 0 or marks.may_count(shard)
   for _, worker in ipairs(dead) do
     if looked < REMOVALS and (may_count or redis.call('SCARD', ownership.owned_by(shard, worker)) == 0) then
@@ -113,14 +108,13 @@ local function do_due_work(shard, ttl, patience, now)
   end
 
   local due = redis.call('ZRANGEBYSCORE', shard .. ':parked', '-inf', now, 'LIMIT', 0, 256)
-  local unread = redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)
-  if #due + #unread > 0 then kinds.keep(shard) end
   for _, cid in ipairs(due) do
     redis.call('ZREM', shard .. ':parked', cid)
     store.attempt(shard, shard .. ':parked', cid, wakeups.wake_parked, shard, cid, now)
   end
 
   local notified = 0
+  local unread = redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)
   for _, cid in ipairs(unread) do
     local found = store.attempt(shard, shard .. ':unread', cid, wakeups.check_notification, shard, cid, now)
     if found == 'rung' then notified = notified + 1 end
@@ -149,26 +143,21 @@ local function tick(keys, args)
   local kept = store.is_there(shard, clock_key, 'hash') and redis.call('HMGET', clock_key, 'quiet', 'quiet_for') or {}
   local quiet = store.number_of(kept[1])
   local is_looking = not quiet or kept[2] == worker or wall < quiet or wall - quiet >= QUIET_MS
-  if args[6] then kinds.keep(shard) elseif is_looking then kinds.keep_of_beats(shard) end
+  if is_looking then kinds.keep(shard) end
   if not store.alive(shard, worker) then return {'swept'} end
+  store.is_there(shard, me .. ':mail', 'stream')
+  ownership.owned_by(shard, worker)
   if not store.is_there(shard, me .. ':about', 'hash') then  -- its removal finds its work
     redis.call('ZADD', workers, store.now_ms(shard) + ttl, worker)
     return {'swept'}
   end
-  if args[6] then
-    store.is_there(shard, me .. ':mail', 'stream')
-    ownership.owned_by(shard, worker)
-    note_facts(me .. ':about', args, 6)
-  end
-  local about, values = {}, redis.call('HMGET', me .. ':about', unpack(READ_BY_BEATS))
-  for i, name in ipairs(READ_BY_BEATS) do about[name] = values[i] or nil end
-  local role = about['role']
+  local role = args[6] or store.get(me .. ':about', 'role')
   kinds.keep_of_role(shard, role)
   local monotonic = tonumber(args[5] or '')
-  local now, lead = clock.keep_time(shard, wall, about, ttl, monotonic, not monotonic)
+  local now = clock.keep_time(shard, worker, ttl, monotonic, not monotonic)
   redis.call('ZADD', workers, now + ttl, worker)
-  redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl,
-    unpack(monotonic and {'monotonic', monotonic, 'lead', lead} or {}))
+  redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
+  if args[6] then note_facts(me .. ':about', args, 6) end
 
   local removed, woken, notified, is_quiet = 0, 0, 0
   if is_looking then
@@ -177,11 +166,10 @@ local function tick(keys, args)
     elseif quiet then redis.call('HDEL', clock_key, 'quiet') end
   end
 
-  lost_nodes.maintain_nodes(shard, about, now)
+  lost_nodes.maintain_nodes(shard, me .. ':about', now)
   if role == 'ingress' then groups.make(shard, shard .. ':notices', groups.INGRESSES) end
-  for _, stream in ipairs(actions.parse_streams(shard, about['streams'])) do
-    maintain_stream(shard, stream, groups.TOOLS, about['node'])
-  end
+  local streams, node = actions.streams_of(shard, worker), store.get(me .. ':about', 'node')
+  for _, stream in ipairs(streams) do maintain_stream(shard, stream, groups.TOOLS, node) end
   return {'alive', removed, woken, notified, role == 'tool' and {} or conversations.find_expired(shard, now), now}
 end
 
