@@ -155,10 +155,14 @@ _T = TypeVar("_T")
 
 
 async def wait_to_completion(work: Awaitable[_T]) -> _T:
-    """Await work, such as a start in a thread. If cancelled meanwhile, wait for its end before raising."""
+    """Await work, such as a start in a thread. However often it is cancelled, wait for the end before raising."""
     task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+    return task.result()

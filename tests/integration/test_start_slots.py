@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.workspace_hosts import ROOT, opened
-from tests.polling import unhurried
-from tool_worker.errors import WorkspaceUnavailable
+from tests.polling import unhurried, until
+from tool_worker.errors import WorkspaceUnavailable, wait_to_completion
 from tool_worker.workspace.launch.start_slots import STARTS_AT_ONCE, StartSlots
 from tool_worker.workspace.layers import NODE_FOLDER
 
@@ -79,3 +81,38 @@ async def test_start_without_a_slot_leaves_no_lock_behind(tmp_path: Path) -> Non
         async with asyncio.timeout(unhurried(60)):
             workspace = await workspaces.open("conversation")
         assert (await workspace.run(1, "bash", {"command": "echo on"})).value["content"] == "on"
+
+
+async def test_process_of_a_cancelled_start_is_reaped(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="none") as workspaces:
+        earlier = set(psutil.Process().children())
+        starting = asyncio.create_task(workspaces.open("conversation"))
+        while not (hosts := set(psutil.Process().children()) - earlier):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        (host,) = hosts
+        host.kill()
+        await until(lambda: host.status() == psutil.STATUS_ZOMBIE, what="its end")
+        await workspaces.open("other")
+        assert not psutil.pid_exists(host.pid)
+
+
+async def test_work_is_awaited_however_often_it_is_cancelled() -> None:
+    gate, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        gate.wait()
+        ended.set()
+
+    waiting = asyncio.create_task(wait_to_completion(asyncio.to_thread(work)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waiting.cancel()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended.is_set()

@@ -34,7 +34,10 @@ def spawn(command: Sequence[str], descriptors: Mapping[int, int]) -> int:
 
     Raises:
         OSError: it cannot be started.
+        ValueError: a word of the command contains a NUL.
     """
+    if any("\0" in word for word in command):
+        raise ValueError(f"A word of the command contains a NUL: {command}")
     with ExitStack() as closing:
         moved = {}
         for target, source in descriptors.items():

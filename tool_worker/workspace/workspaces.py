@@ -14,7 +14,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -363,7 +363,8 @@ class Workspaces:
         A container or a pod takes no slot: its start waits for its engine, longer than it uses this node's processors.
         """
         async with AsyncExitStack() as held:
-            try:
+            with ExitStack() as lock:
+                lock.callback(os.close, alive_fd)
                 sandbox = await self._sandboxes.get(binding.sandbox)
                 if sandbox.capabilities.inherits_descriptors:
                     await held.enter_async_context(self._start_slots.hold())
@@ -376,13 +377,19 @@ class Workspaces:
                 enclosure, configuration = self._plans.plan(binding, folder, directory, sandbox)
                 if folder.read_main_pid() is not None:
                     await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
-                starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
-                started = await wait_to_completion(starting)
-                self._started.add(started)
-            finally:
-                os.close(alive_fd)
+                starting = asyncio.ensure_future(
+                    asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
+                )
+                starting.add_done_callback(partial(self._note_start, lock.pop_all()))
+                await wait_to_completion(starting)
             async with limit_while_starting(partial(self._limit, folder, binding)):
                 return await self._connect(folder, binding)
+
+    def _note_start(self, lock: ExitStack, starting: asyncio.Future[int]) -> None:
+        """Remember the process, even if its start was cancelled meanwhile, and close our descriptor of the lock."""
+        lock.close()
+        if not starting.cancelled() and starting.exception() is None:
+            self._started.add(starting.result())
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}

@@ -36,3 +36,8 @@ def test_program_gets_a_session_descriptors_and_signals_of_its_own(tmp_path: Pat
 def test_program_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="missing"):
         spawn([str(tmp_path / "missing")], {})
+
+
+def test_word_with_a_nul_is_refused() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        spawn(["/bin/true\0/bin/false"], {})
