@@ -3,6 +3,9 @@
 A search is a scan without an index. A call reads for a limited time and a limited number of characters, and returns a
 cursor at which the next call continues, also in the middle of a long log.
 
+A large archived log is read once: a search that its call has interrupted keeps the file open for the next call. If that
+call reaches another process, or comes late, it skips the start of the log again.
+
 Holds: a call always advances. A cursor is untrusted: it decides where a call continues, never what it may see. Texts
 are compared as they are in the log, where secrets are masked.
 Does not: find a conversation again that was restored during the search; search what is the same in most conversations:
@@ -18,8 +21,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,11 +50,12 @@ from broker.runtime import (
     is_conversation_id,
     to_millis,
 )
-from deckhands.client.archive.archived_file import SUMMARY, SummaryNumbers
-from deckhands.client.archive.listing import POSITION_BYTES, read_time
-from deckhands.client.archive.storage import CorruptArchive
+from deckhands.client.archive.archived_file import SUMMARY, Manifest, SummaryNumbers
+from deckhands.client.archive.listing import KEPT_SECONDS, POSITION_BYTES, read_time
+from deckhands.client.archive.storage import ArchiveUnavailable, CorruptArchive
 
 if TYPE_CHECKING:
+    from broker.store import Cipher
     from deckhands.client.archive.archive import Archive
     from deckhands.client.archive.archived_file import ArchivedFile
 
@@ -69,6 +74,9 @@ EVENT_CHARS = 200
 """What an event costs besides its texts, in characters that could be compared in the time of decoding it."""
 ROWS_AT_ONCE = 50
 FILES_AT_ONCE = 8
+FILE_THREADS = 4
+KEPT_FILES = 4
+"""Interrupted searches in archived logs that are kept, each with an open file."""
 SKIPPED = frozenset(
     kind.model_fields["kind"].default for kind in (SystemMessageAction, RecallObservation, SurveyObservation)
 )
@@ -261,6 +269,8 @@ class TextSearch:
         self._reader = reader
         self._archive = archive
         self._conversations = Conversations(reader.store)
+        self._kept = _KeptSearches()
+        self._threads = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="text-search")
 
     async def load_page(
         self,
@@ -366,42 +376,85 @@ class TextSearch:
             return call.finish(cursor, is_listing=True)
         inside = index.find_at(position) if after else None
         files = [inside] if inside else index.find_after(position, FILES_AT_ONCE)
+        cursor = cursor if inside else replace(cursor, after=0)
         while files:
             if call.is_over:
-                return call.finish(_Cursor(position=position))
-            stopped = await self._search_files(call, archive, files, after)
+                return call.finish(cursor)
+            stopped = await self._search_files(call, archive, files, cursor)
             if stopped is not None:
                 return call.finish(stopped)
             call.advance()
-            position, after = files[-1][0], 0
-            files = index.find_after(position, FILES_AT_ONCE)
+            cursor = _Cursor(position=files[-1][0])
+            files = index.find_after(files[-1][0], FILES_AT_ONCE)
         return call.finish(None)
 
     async def _search_files(
-        self, call: _Call, archive: Archive, files: Sequence[tuple[bytes, str]], after: int
+        self, call: _Call, archive: Archive, files: Sequence[tuple[bytes, str]], cursor: _Cursor
     ) -> _Cursor | None:
         """Search some files at once; return where to continue if that is not after the last of them."""
         names = [name for _, name in files]
-        is_in_store = await self._conversations.load_selection_fields(names)
+        rows = await self._conversations.load_selection_fields(names)
+        searches = [
+            self._kept.take(name, cursor.after) or _FileSearch(archive, name, cursor.after)
+            for name, row in zip(names, rows, strict=True)
+            if row is None
+        ]
         results = await asyncio.gather(
             *(
-                _search_file(call, archive, name, after)
-                for name, row in zip(names, is_in_store, strict=True)
-                if row is None
-            )
+                self._search_file(call, search, must_read=search is searches[0] and not call.has_advanced)
+                for search in searches
+            ),
+            return_exceptions=True,
         )
-        by_name = {result.name: result for result in results}
-        for position, name in files:
-            result = by_name.get(name, _FileResult(name))
-            if result.stopped:
-                return _Cursor(position=position, after=result.stopped)
-            if result.is_selected:
-                call.count(is_readable=result.is_readable)
-            if result.found is not None:
-                call.found.append(result.found)
-            if len(call.found) >= call.limit:
-                return _Cursor(position=position)
-        return None
+        by_name = {search.name: (search, result) for search, result in zip(searches, results, strict=True)}
+        kept = None
+        try:
+            for position, name in files:
+                search, result = by_name.get(name, (None, None))
+                if isinstance(result, BaseException):
+                    raise result
+                if search is not None and result is not None:
+                    if not result.is_reached:
+                        return cursor
+                    if result.is_interrupted:
+                        kept = search
+                        self._kept.add(search)
+                        return _Cursor(position=position, after=search.after)
+                    if result.is_selected:
+                        call.count(is_readable=result.is_readable)
+                    if result.found is not None:
+                        call.found.append(result.found)
+                call.advance()
+                cursor = _Cursor(position=position)
+                if len(call.found) >= call.limit:
+                    return cursor
+            return None
+        finally:
+            for search in searches:
+                if search is not kept:
+                    search.close()
+
+    async def _search_file(self, call: _Call, search: _FileSearch, *, must_read: bool) -> _FileResult:
+        run = partial(asyncio.get_running_loop().run_in_executor, self._threads)
+        is_locked = _FileResult(is_selected=True, is_readable=False)
+        try:
+            cipher: Cipher | None = None
+            while True:
+                result = await run(partial(search.run, call, cipher, must_read=must_read))
+                if isinstance(result, _FileResult):
+                    return result
+                cipher = await search.archive.load_cipher(result)
+                if cipher is None:
+                    return is_locked
+        except DataLocked:
+            return is_locked
+        except CorruptArchive:  # its tenant is not known, so it is nobody's
+            return _FileResult() if call.query.selection.tenant is not None else is_locked
+
+    def close(self) -> None:
+        """Close the files of interrupted searches. Idempotent."""
+        self._kept.close()
+        self._threads.shutdown(wait=False)
 
 
 @dataclass(slots=True)
@@ -414,16 +467,16 @@ class _Call:
     found: list[FoundConversation] = field(default_factory=list)
     searched: int = 0
     unreadable: int = 0
-    _has_advanced: bool = False
+    has_advanced: bool = False
 
     @property
     def is_over(self) -> bool:
         """Whether the call ends at the next conversation; never before it has read anything."""
-        return len(self.found) >= self.limit or (self._has_advanced and self.budget.is_spent)
+        return len(self.found) >= self.limit or (self.has_advanced and self.budget.is_spent)
 
     def advance(self) -> None:
         """Note that the next call can continue further on than this one."""
-        self._has_advanced = True
+        self.has_advanced = True
 
     def count(self, *, is_readable: bool) -> None:
         """Count a conversation that was searched to its end."""
@@ -465,55 +518,120 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _FileResult:
-    """What a search has found in a file.
+    """What a call has found in a file.
 
     Attributes:
+        is_reached: False if the call had no time left to open the file.
+        is_interrupted: the search is to be continued after `_FileSearch.after`.
         is_selected: the file exists, and its conversation is one of those to search.
-        stopped: the event at which the budget ended the search, or 0.
     """
 
-    name: str
+    is_reached: bool = True
+    is_interrupted: bool = False
     is_selected: bool = False
     is_readable: bool = True
-    stopped: int = 0
     found: FoundConversation | None = None
 
 
-async def _search_file(call: _Call, archive: Archive, name: str, after: int) -> _FileResult:
-    is_locked = _FileResult(name, is_selected=True, is_readable=False)
+class _FileSearch:
+    """The search in one archived file, which calls interrupt and continue.
 
-    def search(file: ArchivedFile, *, has_key: bool) -> _FileResult | None:
-        """Search the file; return None if its key is needed first."""
-        selection, manifest = call.query.selection, file.manifest
-        if not selection.matches(manifest.state, manifest.labels, tenant=manifest.tenant):
-            return _FileResult(name)
-        if manifest.data_key and not has_key:
-            return None
-        return _search_events(call, file, after)
+    Attributes:
+        after: the last event that was searched.
+    """
 
-    try:
-        result = await archive.call_with_manifest(name, partial(search, has_key=False))
-        if result is None:
-            result = await archive.call_with_file(name, partial(search, has_key=True))
-    except DataLocked:
-        return is_locked
-    except CorruptArchive:  # its tenant is not known, so it is nobody's
-        return _FileResult(name) if call.query.selection.tenant is not None else is_locked
-    return result or _FileResult(name)
+    def __init__(self, archive: Archive, name: str, after: int) -> None:
+        self.archive = archive
+        self.name = name
+        self.after = after
+        self._stack = ExitStack()
+        self._file: ArchivedFile | None = None
+        self._events: Iterator[dict[str, Any]] = iter(())
+        self._size: int | None = None
+
+    def run(self, call: _Call, cipher: Cipher | None = None, *, must_read: bool) -> _FileResult | Manifest:
+        """Search on until the call's budget is spent. Blocks.
+
+        Args:
+            must_read: search at least one event, however little is left of the budget.
+
+        Returns:
+            The result; or the manifest if the cipher is needed first.
+        """
+        if call.budget.is_spent and not must_read:
+            return _FileResult(is_reached=False)
+        try:
+            with self._stack as stack:  # closes the file, unless the search continues
+                result = self._search(stack, call, cipher)
+                if isinstance(result, Manifest) or result.is_interrupted:
+                    self._stack = stack.pop_all()
+                return result
+        except ArchiveUnavailable:
+            if self.archive.find_size(self.name) is None:  # just removed
+                return _FileResult()
+            raise
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._stack.close()
+
+    def _search(self, stack: ExitStack, call: _Call, cipher: Cipher | None) -> _FileResult | Manifest:
+        size = self.archive.find_size(self.name)
+        if size is None:
+            return _FileResult()
+        if self._file is None or size != self._size:
+            stack.close()
+            self._size = size
+            self._file = stack.enter_context(self.archive.open_file(self.name))
+            self._events = self._file.scan_events(after=self.after)
+        file, manifest = self._file, self._file.manifest
+        if not call.query.selection.matches(manifest.state, manifest.labels, tenant=manifest.tenant):
+            return _FileResult()
+        if manifest.data_key:
+            if cipher is None:
+                return manifest
+            file.unlock(cipher)
+        match = None if self.after else call.find_in_title(manifest.title)
+        if match is None:
+            for fields in self._events:
+                self.after = fields["id"]
+                match = call.find_in_fields(self.after, _restore_from(file, fields))
+                if match is not None:
+                    break
+                if call.budget.is_spent and self.after < manifest.last_event_id:
+                    return _FileResult(is_interrupted=True)
+        return _FileResult(is_selected=True, found=None if match is None else _describe_file(file, match))
 
 
-def _search_events(call: _Call, file: ArchivedFile, after: int) -> _FileResult:
-    manifest = file.manifest
-    match = None if after else call.find_in_title(manifest.title)
-    if match is None:
-        for fields in file.exported_events(after=after):
-            match = call.find_in_fields(fields["id"], _restore_from(file, fields))
-            if match is not None:
-                break
-            if call.budget.is_spent and fields["id"] < manifest.last_event_id and fields["id"] - after >= PIECE_EVENTS:
-                return _FileResult(manifest.conversation_id, stopped=fields["id"])
-    found = None if match is None else _describe_file(file, match)
-    return _FileResult(manifest.conversation_id, is_selected=True, found=found)
+class _KeptSearches:
+    """The latest interrupted searches in archived files, by file and event."""
+
+    def __init__(self) -> None:
+        self._searches: dict[tuple[str, int], tuple[_FileSearch, asyncio.TimerHandle]] = {}
+
+    def add(self, search: _FileSearch) -> None:
+        """Keep a search for a while; the oldest one goes if there are too many."""
+        key = search.name, search.after
+        self._drop(key)
+        if len(self._searches) >= KEPT_FILES:
+            self._drop(next(iter(self._searches)))
+        self._searches[key] = search, asyncio.get_running_loop().call_later(KEPT_SECONDS, self._drop, key)
+
+    def take(self, name: str, after: int) -> _FileSearch | None:
+        """Return the search that continues after an event; None if it is not kept."""
+        search, expiry = self._searches.pop((name, after), (None, None))
+        if expiry is not None:
+            expiry.cancel()
+        return search
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        for key in [*self._searches]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        if (search := self.take(*key)) is not None:
+            search.close()
 
 
 def _describe_row(row: ConversationRow, match: TextMatch) -> FoundConversation:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import random
+import zipfile
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
 import httpx2
 import pytest
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from broker.contract.actions import SystemMessageAction
 from broker.contract.events import ConversationCreated, Event
 from broker.contract.specs import Tenancy
 from broker.log.selection import Selection
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import DataLocked, UsageError
 from broker.store.encryption import MasterKeys
 from broker.store.store import open_store
 from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
-from deckhands.client.text_search import MAX_TEXT_CHARS, SearchPage, SearchQuery, TextSearch
+from deckhands.client.text_search import KEPT_FILES, MAX_TEXT_CHARS, SearchPage, SearchQuery, TextSearch
 from deckhands.server.gateway import SEARCHES_AT_ONCE, SEARCHES_WAITING
 from tests.archive_parts import begin_ended, retired
 from tests.integration.command_line import deckhands, environment
@@ -228,6 +233,167 @@ async def test_listing_is_waited_for_no_longer_than_the_call_lasts(client: Clien
     assert page.next_cursor is not None
     rest = await client.text_search.load_page(query, page.next_cursor, limit_seconds=60.0)
     assert [one.conversation_id for one in rest.found] == ["one-1"]
+
+
+class CountedFiles(LocalFileSystem):  # type: ignore[misc]
+    """A file system that counts the bytes that are read."""
+
+    protocol = "counted"
+    read_bytes = 0
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        file = super().open(path, mode, **options)
+        read = file.read
+
+        def read_counted(size: int = -1) -> bytes:
+            content: bytes = read(size)
+            CountedFiles.read_bytes += len(content)
+            return content
+
+        file.read = read_counted
+        return file
+
+
+async def archive_large_logs(
+    client: Client, place: Path, folder: Path, *names: str, count: int, **created: Any
+) -> None:
+    """Archive logs of `count` events of 10 KB that hardly compress, with the words at their end."""
+    draw = random.Random(1)
+    texts = [f"part-{number} {base64.b64encode(draw.randbytes(7_500)).decode()}" for number in range(count)]
+    events = [state("running"), *map(user, texts), user("needle"), state("finished")]
+    for name in names:
+        await client.log.create_from(ConversationCreated(conversation_id=name, **created), events, key=name)
+    await retired(client.store, place, folder)
+
+
+def open_counted(client: Client, place: Path) -> Client:
+    fsspec.register_implementation("counted", CountedFiles, clobber=True)
+    CountedFiles.read_bytes = 0
+    return Client(client.store, f"counted://{place}")
+
+
+async def test_large_archived_log_is_read_once_over_all_calls(client: Client, place: Path, tmp_path: Path) -> None:
+    await archive_large_logs(client, place, tmp_path, "large-1", count=1_000)
+    size = next(place.rglob("large-1.zip")).stat().st_size
+    counted = open_counted(client, place)
+    query = SearchQuery.parse("needle", place="archive")
+    pages = await turn_pages(counted.text_search, query, limit_seconds=600.0, limit_chars=2**20)
+    assert [one.conversation_id for page in pages for one in page.found] == ["large-1"]
+    assert len(pages) >= 8
+    assert CountedFiles.read_bytes < 1.5 * size, f"{CountedFiles.read_bytes / size:.1f} times the file"
+    await counted.aclose()
+
+
+async def test_a_spent_call_reads_a_piece_of_one_file(client: Client, place: Path, tmp_path: Path) -> None:
+    names = [f"large-{number}" for number in range(8)]
+    await archive_large_logs(client, place, tmp_path, *names, count=400)
+    size = next(place.rglob("large-1.zip")).stat().st_size
+    counted = open_counted(client, place)
+    query = SearchQuery.parse("needle", place="archive")
+    page = await counted.text_search.load_page(query, limit_seconds=600.0, limit_chars=0)
+    assert (page.found, page.searched, page.place) == ((), 0, "archive")
+    assert CountedFiles.read_bytes < size, "a piece is less than half of a file"
+    await counted.aclose()
+
+
+async def test_search_continues_in_a_log_at_another_server(client: Client, place: Path, tmp_path: Path) -> None:
+    await archive_large_logs(client, place, tmp_path, "large-1", "large-2", count=300)
+    query = SearchQuery.parse("needle", place="archive")
+    found: list[str] = []
+    cursor, calls = "", 0
+    while True:
+        other = Client(client.store, str(place))
+        page = await other.text_search.load_page(query, cursor, limit_seconds=600.0, limit_chars=2**20)
+        found += [one.conversation_id for one in page.found]
+        calls += 1
+        if page.next_cursor is None:
+            break
+        assert page.next_cursor != cursor, "a call did not advance"
+        cursor = page.next_cursor
+    assert sorted(found) == ["large-1", "large-2"]
+    assert calls >= 4
+
+
+async def test_few_interrupted_searches_keep_files_open(client: Client, place: Path, tmp_path: Path) -> None:
+    names = [f"large-{number}" for number in range(KEPT_FILES + 2)]
+    await archive_large_logs(client, place, tmp_path, *names, count=150)
+    reader = Client(client.store, str(place))
+    query = SearchQuery.parse("nowhere", place="archive")
+    for position in await positions(place):
+        cursor = base64.urlsafe_b64encode(f"a:1:{position}".encode()).decode().rstrip("=")
+        page = await reader.text_search.load_page(query, cursor, limit_seconds=600.0, limit_chars=0)
+        assert page.next_cursor is not None
+    assert len(find_open_files(place)) == KEPT_FILES
+    reader.text_search.close()
+    assert find_open_files(place) == []
+
+
+def find_open_files(place: Path) -> list[str]:
+    """Return the files below a folder that this process has open."""
+    paths = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            paths.append(str(link.readlink()))
+    return [path for path in paths if path.startswith(str(place)) and path.endswith(".zip")]
+
+
+@pytest.mark.parametrize("change", ["removed", "damaged", "replaced"])
+async def test_file_that_changes_between_calls(client: Client, place: Path, tmp_path: Path, change: str) -> None:
+    await archive_large_logs(client, place, tmp_path, "large-1", count=300)
+    query = SearchQuery.parse("needle", place="archive")
+    first = await client.text_search.load_page(query, limit_seconds=600.0, limit_chars=2**20)
+    assert first.next_cursor is not None
+    path = next(place.rglob("large-1.zip"))
+    if change == "removed":
+        path.unlink()
+    elif change == "damaged":
+        path.write_bytes(path.read_bytes()[:-1_000])
+    else:
+        stamp = path.stat().st_mtime
+        with zipfile.ZipFile(path, "a") as file:
+            file.comment = b"larger"
+        os.utime(path, (stamp, stamp))
+    page = await client.text_search.load_page(query, first.next_cursor, limit_seconds=600.0)
+    expected = {"removed": (0, 0), "damaged": (0, 1), "replaced": (1, 0)}[change]
+    assert (len(page.found), page.unreadable) == expected
+    assert page.next_cursor is None
+
+
+async def test_damage_at_the_end_of_a_log_is_noticed(client: Client, place: Path, tmp_path: Path) -> None:
+    await archive_large_logs(client, place, tmp_path, "large-1", count=10)
+    path = next(place.rglob("large-1.zip"))
+    with zipfile.ZipFile(path) as file:
+        contents = {name: file.read(name) for name in file.namelist()}
+    contents["events.jsonl"] = contents["events.jsonl"].replace(b"needle", b"noodle")
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in contents.items():
+            file.writestr(name, content)
+    page = await client.text_search.load_page(SearchQuery.parse("nowhere"), limit_seconds=600.0)
+    assert (page.searched, page.unreadable) == (0, 1)
+
+
+async def test_deleted_key_ends_an_interrupted_search(valkey_server: RealServer, place: Path, tmp_path: Path) -> None:
+    store = await open_store(await emptied(valkey_server.url), masters=MasterKeys(KEYS))
+    async with Client(store, str(place)) as client:
+        await archive_large_logs(client, place, tmp_path, "large-1", count=300, tenancy=Tenancy(tenant="acme"))
+        query = SearchQuery.parse("needle", place="archive")
+        first = await client.text_search.load_page(query, limit_seconds=600.0, limit_chars=2**20)
+        assert first.next_cursor is not None
+        again = await client.text_search.load_page(query, first.next_cursor, limit_seconds=600.0, limit_chars=2**20)
+        assert again.next_cursor is not None
+        manifest = await client.archive.manifest("large-1")  # type: ignore[union-attr]
+        await store.encryption.delete_key("acme")
+
+        async def is_forgotten() -> bool:
+            try:
+                await client.archive.load_cipher(manifest)  # type: ignore[union-attr, arg-type]
+            except DataLocked:
+                return True
+            return False
+
+        await until(is_forgotten, limit=60.0, what="the end of the cached key")
+        page = await client.text_search.load_page(query, again.next_cursor, limit_seconds=600.0)
+        assert (page.found, page.unreadable, page.next_cursor) == ((), 1, None)
 
 
 @pytest.fixture
