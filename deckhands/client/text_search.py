@@ -263,12 +263,11 @@ class _Cursor:
 
 
 class TextSearch:
-    """Searches the conversations of a store and of an archive."""
+    """Searches the conversations of a store and of an archive; either of them may be missing."""
 
-    def __init__(self, reader: LogReader, archive: Archive | None) -> None:
+    def __init__(self, reader: LogReader | None, archive: Archive | None) -> None:
         self._reader = reader
         self._archive = archive
-        self._conversations = Conversations(reader.store)
         self._kept = _KeptSearches()
         self._threads = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="text-search")
 
@@ -287,28 +286,29 @@ class TextSearch:
             UsageError: the cursor is none.
             ArchiveUnavailable: the archive cannot be used.
         """
-        start = _Cursor() if query.place != "archive" else _Cursor.start_archive()
-        start = _Cursor.parse(cursor) if cursor else start
+        reader = None if query.place == "archive" else self._reader
+        archive = None if query.place == "store" else self._archive
+        start = _Cursor.parse(cursor) if cursor else _Cursor() if reader is not None else _Cursor.start_archive()
         call = _Call(query, _Budget(SYSTEM_CLOCK.monotonic() + limit_seconds, limit_chars), limit)
         place: _Cursor | None = start
-        if start.position is None and query.place != "archive":
-            place = await self._search_store(call, start)
-            if place is None and self._archive is not None and query.place != "store":
+        if start.position is None:
+            place = None if reader is None else await self._search_store(call, reader, start)
+            if place is None and archive is not None:
                 place = _Cursor.start_archive()
         if place is not None and place.position is not None:
-            if self._archive is None or query.place == "store":
+            if archive is None:
                 place = None
             elif not call.is_over:
-                return await self._search_archive(call, self._archive, place)
+                return await self._search_archive(call, archive, place)
         return call.finish(place)
 
-    async def _search_store(self, call: _Call, cursor: _Cursor) -> _Cursor | None:
+    async def _search_store(self, call: _Call, reader: LogReader, cursor: _Cursor) -> _Cursor | None:
         """Search the store; return where to continue, or None at its end."""
-        selected = ConversationQuery(self._reader.store, call.query.selection)
+        selected = ConversationQuery(reader.store, call.query.selection)
         place = cursor.before
         if cursor.after and place is not None:
             rows = await selected.load_matching_rows([place[1]])  # of another tenant: none
-            if rows and (stopped := await self._search_row(call, rows[0], cursor.after)):
+            if rows and (stopped := await self._search_row(call, reader, rows[0], cursor.after)):
                 return _Cursor(place, after=stopped)
         while True:
             rows, following = await selected.load_page(place, limit=ROWS_AT_ONCE)
@@ -316,24 +316,24 @@ class TextSearch:
                 if call.is_over:
                     return _Cursor(place)
                 place = (float(to_millis(row.created)), row.conversation_id)
-                if stopped := await self._search_row(call, row, 0):
+                if stopped := await self._search_row(call, reader, row, 0):
                     return _Cursor(place, after=stopped)
             place = following
             call.advance()
             if place is None or call.is_over:
                 return None if place is None else _Cursor(place)
 
-    async def _search_row(self, call: _Call, row: ConversationRow, after: int) -> int:
+    async def _search_row(self, call: _Call, reader: LogReader, row: ConversationRow, after: int) -> int:
         """Search a conversation of the store; return the event at which the budget ended it, or 0."""
         cid = row.conversation_id
         match = None if after else call.find_in_title(row.title)
         is_readable = True
         try:
             if match is None:
-                pages = self._reader.read_pages(cid, after=after, decode=decode_any, first_size=FIRST_EVENTS)
+                pages = reader.read_pages(cid, after=after, decode=decode_any, first_size=FIRST_EVENTS)
                 async with aclosing(pages):
                     async for page in pages:
-                        match, stopped = await self._search_events(call, cid, page)
+                        match, stopped = await self._search_events(call, reader, cid, page)
                         if match is not None:
                             break
                         if stopped:
@@ -348,23 +348,23 @@ class TextSearch:
         return 0
 
     async def _search_events(
-        self, call: _Call, conversation_id: str, events: Sequence[Event]
+        self, call: _Call, reader: LogReader, conversation_id: str, events: Sequence[Event]
     ) -> tuple[TextMatch | None, int]:
         """Return the match in some events, if any, and the event at which the budget ended the search, or 0."""
         for first in range(0, len(events), PIECE_EVENTS):
             piece = events[first : first + PIECE_EVENTS]
-            whole = [await self._restore(conversation_id, event) for event in piece]
+            whole = [await self._restore(reader, conversation_id, event) for event in piece]
             if (match := await asyncio.to_thread(call.find_in_events, whole)) is not None:
                 return match, 0
             if call.budget.is_spent:
                 return None, piece[-1].id
         return None, 0
 
-    async def _restore(self, conversation_id: str, event: Event) -> Event:
+    async def _restore(self, reader: LogReader, conversation_id: str, event: Event) -> Event:
         if not event.blobs or event.kind in SKIPPED:
             return event
         try:
-            return await self._reader.blobs.restore_event(conversation_id, event)
+            return await reader.blobs.restore_event(conversation_id, event)
         except _UNREADABLE:
             return event
 
@@ -393,7 +393,11 @@ class TextSearch:
     ) -> _Cursor | None:
         """Search some files at once; return where to continue if that is not after the last of them."""
         names = [name for _, name in files]
-        rows = await self._conversations.load_selection_fields(names)
+        rows = (
+            await Conversations(self._reader.store).load_selection_fields(names)
+            if self._reader
+            else [None] * len(names)
+        )
         searches = [
             self._kept.take(name, cursor.after) or _FileSearch(archive, name, cursor.after)
             for name, row in zip(names, rows, strict=True)

@@ -27,6 +27,7 @@ from broker.store.store import open_store
 from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
 from deckhands.client.text_search import KEPT_FILES, MAX_TEXT_CHARS, SearchPage, SearchQuery, TextSearch
+from deckhands.cluster.home import Home
 from deckhands.server.gateway import SEARCHES_AT_ONCE, SEARCHES_WAITING
 from tests.archive_parts import begin_ended, retired
 from tests.integration.command_line import deckhands, environment
@@ -507,3 +508,25 @@ def test_ls_finds_text_in_runs_the_cluster_and_the_archive(
     assert (none.code, none.out, none.err) == (0, "", "None of the 4 conversations that were searched has this text.\n")
     empty = deckhands("ls", "--text", " ", env=env)
     assert (empty.code, empty.err) == (2, "deckhands: The search has no words.\n  Give at least one.\n")
+
+
+async def test_ls_finds_text_in_the_archive_without_a_cluster(client: Client, place: Path, tmp_path: Path) -> None:
+    await add(client, "old-1", "a needle")
+    await add(client, "old-2", "hay")
+    await retired(client.store, place, tmp_path)
+    env = environment(tmp_path, DECKHANDS_ARCHIVE=str(place))
+    for options in ([], ["--archived"]):
+        done = await asyncio.to_thread(deckhands, "ls", *options, "--text", "needle", "--json", env=env)
+        assert ([line["conversation_id"] for line in done.json], done.err) == (["old-1"], ""), options
+    none = await asyncio.to_thread(deckhands, "ls", "--archived", "--text", "nowhere", env=env)
+    assert (none.code, none.err) == (0, "None of the 2 conversations that were searched has this text.\n")
+    (Home(tmp_path).cluster / "valkey").mkdir(parents=True)
+    done = await asyncio.to_thread(deckhands, "ls", "--text", "needle", "--json", env=env)
+    assert [line["conversation_id"] for line in done.json] == ["old-1"]
+    assert done.err == "The cluster is not up, so its conversations are not searched.\n"
+
+
+def test_ls_refuses_to_search_without_an_archive(tmp_path: Path) -> None:
+    done = deckhands("ls", "--archived", "--text", "needle", env=environment(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("deckhands: There is no archive.")
