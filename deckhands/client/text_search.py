@@ -20,15 +20,17 @@ import binascii
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from broker.contract import (
+    BlobRef,
     ConversationCreated,
     Event,
     RecallObservation,
@@ -37,7 +39,7 @@ from broker.contract import (
     codec,
     decode_any,
 )
-from broker.log import ConversationQuery, ConversationRow, Conversations, LogReader, Selection
+from broker.log import ConversationQuery, ConversationRow, Conversations, EntryPage, LogReader, Selection
 from broker.runtime import (
     SYSTEM_CLOCK,
     CorruptEntry,
@@ -66,15 +68,15 @@ LIMIT_SECONDS = 2.0
 """How long a call reads; it may take longer by one piece of a log."""
 LIMIT_CHARS = 64 * 2**20
 """The number of characters that a call compares."""
-PIECE_EVENTS = 50
-"""Time and characters are checked after this many events of a log."""
-FIRST_EVENTS = 200
-"""The first events of a log are read at once; most logs are no longer."""
+THREADS = 4
+PAGE_EVENTS = 200
+"""The events that are read from the store at once; most logs are no longer."""
+TEXT_BYTES = 4 * 2**20
+"""The size of the long texts that are read from the store at once."""
 EVENT_CHARS = 200
 """What an event costs besides its texts, in characters that could be compared in the time of decoding it."""
 ROWS_AT_ONCE = 50
 FILES_AT_ONCE = 8
-FILE_THREADS = 4
 KEPT_FILES = 4
 """Interrupted searches in archived logs that are kept, each with an open file."""
 SKIPPED = frozenset(
@@ -179,8 +181,8 @@ class SearchQuery:
 
     def find_in_log(self, title: str, events: Iterable[Event]) -> TextMatch | None:
         """Return the match in a title or a log; None if neither has one."""
-        call = _Call(self, _Budget(math.inf, 0), 1)
-        return call.find_in_title(title) or call.find_in_events(events)
+        call = _Call(self, _Budget(math.inf, sys.maxsize), 1)
+        return call.find_in_title(title) or call.find_in_events(events, {})[0]
 
     def find_in(self, text: str) -> str | None:
         """Return the snippet of a text that has all words; None if it lacks one."""
@@ -262,14 +264,122 @@ class _Cursor:
         raise UsageError("The cursor cannot be used.", remedy="Pass `next_cursor` of the previous page.")
 
 
+class _StoreSearch:
+    """The search in the conversations of a store. Threads decode and compare their events."""
+
+    def __init__(self, reader: LogReader, threads: ThreadPoolExecutor) -> None:
+        self._reader = reader
+        self._threads = threads
+
+    async def search(self, call: _Call, cursor: _Cursor) -> _Cursor | None:
+        """Search the store; return where to continue, or None at its end."""
+        selected = ConversationQuery(self._reader.store, call.query.selection)
+        place = cursor.before
+        if cursor.after and place is not None:
+            rows = await selected.load_matching_rows([place[1]])  # of another tenant: none
+            if rows and (stopped := await self._search_row(call, rows[0], cursor.after)):
+                return _Cursor(place, after=stopped)
+        while True:
+            rows, following = await selected.load_page(place, limit=ROWS_AT_ONCE)
+            for row in rows:
+                if call.is_over:
+                    return _Cursor(place)
+                place = (float(to_millis(row.created)), row.conversation_id)
+                if stopped := await self._search_row(call, row, 0):
+                    return _Cursor(place, after=stopped)
+            place = following
+            call.advance()
+            if place is None or call.is_over:
+                return None if place is None else _Cursor(place)
+
+    async def _search_row(self, call: _Call, row: ConversationRow, after: int) -> int:
+        """Search a conversation of the store; return the event at which the budget ended it, or 0."""
+        cid = row.conversation_id
+        match = None if after else call.find_in_title(row.title)
+        is_readable = True
+        try:
+            if match is None:
+                pages = self._reader.read_entries(cid, after=after, size=PAGE_EVENTS)
+                async with aclosing(pages):
+                    async for page in pages:
+                        match, stopped = await self._search_page(call, cid, page)
+                        if match is not None:
+                            break
+                        if stopped:
+                            return stopped
+        except UnknownConversation:  # archived or deleted meanwhile
+            return 0
+        except _UNREADABLE:
+            is_readable = False
+        call.count(is_readable=is_readable)
+        if match is not None:
+            call.found.append(_describe_row(row, match))
+        return 0
+
+    async def _search_page(self, call: _Call, conversation_id: str, page: EntryPage) -> tuple[TextMatch | None, int]:
+        """Return the match in a page, if any, and the event at which the budget ended the search, or 0."""
+        run = partial(asyncio.get_running_loop().run_in_executor, self._threads)
+        for events in await run(_decode_page, page):
+            texts = await self._fetch_texts(conversation_id, events)
+            match, stopped = await run(call.find_in_events, events, texts)
+            if match is not None or stopped:
+                return match, stopped
+        return None, 0
+
+    async def _fetch_texts(self, conversation_id: str, events: Sequence[Event]) -> dict[str, bytes]:
+        """Return the long texts of events by address, without those that cannot be read."""
+        addresses = [ref.sha256 for event in events for ref in _find_texts(event)]
+        if not addresses:
+            return {}
+        try:
+            return await self._reader.blobs.fetch(conversation_id, addresses)
+        except _UNREADABLE:
+            if len(events) == 1:
+                return {}
+            half = len(events) // 2
+            first = await self._fetch_texts(conversation_id, events[:half])
+            return first | await self._fetch_texts(conversation_id, events[half:])
+
+
+def _decode_page(page: EntryPage) -> list[list[Event]]:
+    """Return the events of a page in groups, each with long texts of up to `TEXT_BYTES` or with a single event."""
+    groups: list[list[Event]] = [[]]
+    size = 0
+    for event in page.decode(decode_any):
+        more = sum(ref.size_bytes for ref in _find_texts(event))
+        if size + more > TEXT_BYTES and groups[-1]:
+            groups.append([])
+            size = 0
+        groups[-1].append(event)
+        size += more
+    return groups
+
+
+def _find_texts(event: Event) -> list[BlobRef]:
+    """Return the long texts of an event that are searched."""
+    if not event.blobs or event.kind in SKIPPED:
+        return []
+    return [ref for path, ref in event.blobs.items() if not codec.is_binary(path)]
+
+
+def _restore_whole(event: Event, texts: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the wire form of an event with its long texts; with their ends if they cannot be read."""
+    fields = event.wire()
+    if _find_texts(event):
+        with suppress(CorruptEntry):
+            return codec.restore(fields, texts)
+    return fields
+
+
 class TextSearch:
     """Searches the conversations of a store and of an archive; either of them may be missing."""
 
     def __init__(self, reader: LogReader | None, archive: Archive | None) -> None:
-        self._reader = reader
         self._archive = archive
         self._kept = _KeptSearches()
-        self._threads = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="text-search")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="text-search")
+        self._store = None if reader is None else _StoreSearch(reader, self._threads)
+        self._conversations = None if reader is None else Conversations(reader.store)
 
     async def load_page(
         self,
@@ -286,13 +396,13 @@ class TextSearch:
             UsageError: the cursor is none.
             ArchiveUnavailable: the archive cannot be used.
         """
-        reader = None if query.place == "archive" else self._reader
+        store = None if query.place == "archive" else self._store
         archive = None if query.place == "store" else self._archive
-        start = _Cursor.parse(cursor) if cursor else _Cursor() if reader is not None else _Cursor.start_archive()
+        start = _Cursor.parse(cursor) if cursor else _Cursor() if store is not None else _Cursor.start_archive()
         call = _Call(query, _Budget(SYSTEM_CLOCK.monotonic() + limit_seconds, limit_chars), limit)
         place: _Cursor | None = start
         if start.position is None:
-            place = None if reader is None else await self._search_store(call, reader, start)
+            place = None if store is None else await store.search(call, start)
             if place is None and archive is not None:
                 place = _Cursor.start_archive()
         if place is not None and place.position is not None:
@@ -301,72 +411,6 @@ class TextSearch:
             elif not call.is_over:
                 return await self._search_archive(call, archive, place)
         return call.finish(place)
-
-    async def _search_store(self, call: _Call, reader: LogReader, cursor: _Cursor) -> _Cursor | None:
-        """Search the store; return where to continue, or None at its end."""
-        selected = ConversationQuery(reader.store, call.query.selection)
-        place = cursor.before
-        if cursor.after and place is not None:
-            rows = await selected.load_matching_rows([place[1]])  # of another tenant: none
-            if rows and (stopped := await self._search_row(call, reader, rows[0], cursor.after)):
-                return _Cursor(place, after=stopped)
-        while True:
-            rows, following = await selected.load_page(place, limit=ROWS_AT_ONCE)
-            for row in rows:
-                if call.is_over:
-                    return _Cursor(place)
-                place = (float(to_millis(row.created)), row.conversation_id)
-                if stopped := await self._search_row(call, reader, row, 0):
-                    return _Cursor(place, after=stopped)
-            place = following
-            call.advance()
-            if place is None or call.is_over:
-                return None if place is None else _Cursor(place)
-
-    async def _search_row(self, call: _Call, reader: LogReader, row: ConversationRow, after: int) -> int:
-        """Search a conversation of the store; return the event at which the budget ended it, or 0."""
-        cid = row.conversation_id
-        match = None if after else call.find_in_title(row.title)
-        is_readable = True
-        try:
-            if match is None:
-                pages = reader.read_pages(cid, after=after, decode=decode_any, first_size=FIRST_EVENTS)
-                async with aclosing(pages):
-                    async for page in pages:
-                        match, stopped = await self._search_events(call, reader, cid, page)
-                        if match is not None:
-                            break
-                        if stopped:
-                            return stopped
-        except UnknownConversation:  # archived or deleted meanwhile
-            return 0
-        except _UNREADABLE:
-            is_readable = False
-        call.count(is_readable=is_readable)
-        if match is not None:
-            call.found.append(_describe_row(row, match))
-        return 0
-
-    async def _search_events(
-        self, call: _Call, reader: LogReader, conversation_id: str, events: Sequence[Event]
-    ) -> tuple[TextMatch | None, int]:
-        """Return the match in some events, if any, and the event at which the budget ended the search, or 0."""
-        for first in range(0, len(events), PIECE_EVENTS):
-            piece = events[first : first + PIECE_EVENTS]
-            whole = [await self._restore(reader, conversation_id, event) for event in piece]
-            if (match := await asyncio.to_thread(call.find_in_events, whole)) is not None:
-                return match, 0
-            if call.budget.is_spent:
-                return None, piece[-1].id
-        return None, 0
-
-    async def _restore(self, reader: LogReader, conversation_id: str, event: Event) -> Event:
-        if not event.blobs or event.kind in SKIPPED:
-            return event
-        try:
-            return await reader.blobs.restore_event(conversation_id, event)
-        except _UNREADABLE:
-            return event
 
     async def _search_archive(self, call: _Call, archive: Archive, cursor: _Cursor) -> SearchPage:
         position, after = cursor.position or b"", cursor.after
@@ -393,11 +437,9 @@ class TextSearch:
     ) -> _Cursor | None:
         """Search some files at once; return where to continue if that is not after the last of them."""
         names = [name for _, name in files]
-        rows = (
-            await Conversations(self._reader.store).load_selection_fields(names)
-            if self._reader
-            else [None] * len(names)
-        )
+        rows: Sequence[object] = [None] * len(names)
+        if self._conversations is not None:
+            rows = await self._conversations.load_selection_fields(names)
         searches = [
             self._kept.take(name, cursor.after) or _FileSearch(archive, name, cursor.after)
             for name, row in zip(names, rows, strict=True)
@@ -493,12 +535,14 @@ class _Call:
         snippet = self.query.find_in(title)
         return None if snippet is None else TextMatch(None, snippet)
 
-    def find_in_events(self, events: Iterable[Event]) -> TextMatch | None:
-        """Return the match in the first event that has one."""
+    def find_in_events(self, events: Iterable[Event], texts: Mapping[str, bytes]) -> tuple[TextMatch | None, int]:
+        """Return the first match, if any, and the event at which the budget ended the search, or 0."""
         for event in events:
-            if (match := self.find_in_fields(event.id, event.wire())) is not None:
-                return match
-        return None
+            if (match := self.find_in_fields(event.id, _restore_whole(event, texts))) is not None:
+                return match, 0
+            if self.budget.is_spent:
+                return None, event.id
+        return None, 0
 
     def find_in_fields(self, event_id: int, fields: dict[str, Any]) -> TextMatch | None:
         """Return the match in the wire form of an event, if any."""

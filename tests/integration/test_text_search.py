@@ -6,10 +6,13 @@ import asyncio
 import base64
 import os
 import random
+import sys
 import zipfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
@@ -17,16 +20,18 @@ import httpx2
 import pytest
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
+from broker.contract import codec
 from broker.contract.actions import SystemMessageAction
 from broker.contract.events import ConversationCreated, Event
 from broker.contract.specs import Tenancy
+from broker.log.entries import parse_entry
 from broker.log.selection import Selection
 from broker.runtime.errors import DataLocked, UsageError
 from broker.store.encryption import MasterKeys
 from broker.store.store import open_store
 from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
-from deckhands.client.text_search import KEPT_FILES, MAX_TEXT_CHARS, SearchPage, SearchQuery, TextSearch
+from deckhands.client.text_search import EVENT_CHARS, KEPT_FILES, MAX_TEXT_CHARS, SearchPage, SearchQuery, TextSearch
 from deckhands.cluster.home import Home
 from deckhands.server.gateway import SEARCHES_AT_ONCE, SEARCHES_WAITING
 from tests.archive_parts import begin_ended, retired
@@ -133,6 +138,40 @@ async def test_middle_of_a_long_text_is_searched(client: Client, place: Path, tm
     assert "needle" in found[0].match.snippet
 
 
+async def test_event_loop_decodes_and_compares_no_event(client: Client) -> None:
+    middle = f"{'hay ' * 20_000}needle{' hay' * 20_000}"
+    lines = [user(f"line {number}") for number in range(1_500)]
+    first = ConversationCreated(conversation_id="long-1")
+    await client.log.create_from(first, [user("hay " * 20_000), *lines, user(middle), state("finished")], key="x")
+    steps = (codec.decode, codec.restore, codec.event_from_wire, parse_entry, SearchQuery.find_in)
+    codes = {step.__code__: step.__name__ for step in steps}
+    counts: Counter[str] = Counter()
+
+    def count_call(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in codes:
+            counts[codes[frame.f_code]] += 1
+
+    sys.setprofile(count_call)  # of this thread
+    try:
+        page = await client.text_search.load_page(SearchQuery.parse("needle"), limit_seconds=600.0)
+    finally:
+        sys.setprofile(None)
+    assert [one.match.event_id for one in page.found] == [1_503]
+    assert counts == {"find_in": 1}, "only the title"
+
+
+async def test_unreadable_text_hides_no_other(client: Client) -> None:
+    middles = [f"{'hay ' * 20_000}needle-{number}{' hay' * 20_000}" for number in range(5)]
+    await client.log.create_from(ConversationCreated(conversation_id="long-1"), [*map(user, middles)], key="x")
+    damaged = (await client.events("long-1"))[2]
+    assert damaged.blobs is not None
+    (ref,) = damaged.blobs.values()
+    await client.store.connection.call("SET", client.store.known_keys("long-1").blob(ref.sha256), b"damaged")
+    assert await search(client, "needle-1") == []
+    for number in (0, 2, 3, 4):
+        assert await search(client, f"needle-{number}") == ["long-1"], number
+
+
 async def test_system_prompts_are_not_searched(client: Client) -> None:
     first = ConversationCreated(conversation_id="one-1", title="One")
     await client.log.create_from(first, [SystemMessageAction(content="needle"), user("hay")], key="begin")
@@ -148,11 +187,11 @@ async def test_search_continues_in_the_middle_of_a_log(client: Client, place: Pa
     await client.log.create_from(ConversationCreated(conversation_id="live-1"), events, key="live-1")
     await add(client, "live-2", "needle")
     query = SearchQuery.parse("needle")
-    pages = await turn_pages(client.text_search, query)
+    pages = await turn_pages(client.text_search, query, limit_seconds=600.0, limit_chars=50 * EVENT_CHARS)
     found = [one.conversation_id for page in pages for one in page.found]
     assert (found[:2], set(found[2:]), len(found)) == (["live-2", "live-1"], {"long-1", "long-2"}, 4)
     assert sum(page.searched for page in pages) == 4
-    assert len(pages) > 3 * 900 / 50, "each call has read one piece of a log"
+    assert len(pages) > 3 * 900 / 50, "each call has read a part of a log"
     whole = await client.text_search.load_page(query)
     assert [one.conversation_id for one in whole.found] == found
     one_each = await turn_pages(client.text_search, query, limit=1, limit_seconds=60, limit_chars=10**9)
