@@ -86,6 +86,7 @@ CREATED = ConversationCreated.model_fields["kind"].default
 _BOOKKEEPING = frozenset(
     {"id", "kind", "source", "cause_id", "timestamp", "tool_call_metadata", "traceparent", "blobs"}
 )
+_PICTURE = re.compile(r"data:image/[a-z0-9.+-]+;base64,[A-Za-z0-9+/=]*")
 _UNREADABLE = (CorruptEntry, CorruptArchive, DataLocked, EventsLost, StoreRefused)
 
 
@@ -745,7 +746,7 @@ def _texts_of(fields: dict[str, Any]) -> Iterator[str]:
         while rest:
             value = rest.pop()
             if isinstance(value, str):
-                if not value.startswith("data:"):  # a picture
+                if not _PICTURE.fullmatch(value):
                     yield value
             elif isinstance(value, dict):
                 rest += reversed(value.values())

@@ -246,10 +246,25 @@ async def test_values_of_secrets_are_not_found(client: Client, tmp_path: Path, m
     assert [one.match.snippet async for one in client.search("secret_hidden")] == ["It is <secret_hidden>."]
 
 
+async def test_pictures_alone_are_not_searched(client: Client) -> None:
+    picture = "data:image/png;base64,bmVlZGxl"
+    await add(client, "one-1", 'data: {"step": 1}\nneedle')
+    await add(client, "two-2", f"{picture}\nneedle")
+    await add(client, "three-3", "data:text/plain;base64,needle")
+    await add(client, "four-4", picture)
+    assert await search(client, "needle") == ["three-3", "two-2", "one-1"]
+    assert await search(client, "bmVlZGxl") == ["two-2"]
+
+
 @pytest.mark.parametrize("cursor", ["!", "YTow", "é", "x" * 200, base64.b64encode(b"a:1:zz").decode()])
 async def test_forged_cursors_are_refused(client: Client, cursor: str) -> None:
     with pytest.raises(UsageError, match="cursor cannot be used"):
         await client.text_search.load_page(SearchQuery.parse("x"), cursor)
+
+
+def make_cursor(text: str) -> str:
+    """Return a cursor as its holder may make it."""
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 @pytest.mark.parametrize("text", ["", " \n", "x " * 11 + "y1 y2 y3 y4 y5 y6 y7 y8 y9 y10", "x" * (MAX_TEXT_CHARS + 1)])
@@ -360,7 +375,7 @@ async def test_few_interrupted_searches_keep_files_open(client: Client, place: P
     reader = Client(client.store, str(place))
     query = SearchQuery.parse("nowhere", place="archive")
     for position in await positions(place):
-        cursor = base64.urlsafe_b64encode(f"a:1:{position}".encode()).decode().rstrip("=")
+        cursor = make_cursor(f"a:1:{position}")
         page = await reader.text_search.load_page(query, cursor, limit_seconds=600.0, limit_chars=0)
         assert page.next_cursor is not None
     assert len(find_open_files(place)) == KEPT_FILES
@@ -483,8 +498,7 @@ async def test_a_key_finds_its_tenants_conversations_alone(server: Served, place
         stream = await server.client.row("other-new")
         place_of_other = f"s:1:{stream.created.timestamp() * 1000:.0f}:other-new"
         for text in (place_of_other, *(f"a:1:{one}" for one in await positions(place))):
-            cursor = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-            answer = (await acme.get("/search", params={"text": "needle", "cursor": cursor})).json()
+            answer = (await acme.get("/search", params={"text": "needle", "cursor": make_cursor(text)})).json()
             assert {one["conversation_id"] for one in answer["conversations"]} <= {"acme-new", "acme-old"}
         for wrong in ("cursor=!", "state=none", "label=%20", "limit=0", f"cursor={'x' * 201}"):
             assert (await acme.get(f"/search?text=needle&{wrong}")).status_code in (400, 422)
