@@ -243,12 +243,19 @@ class _Cursor:
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
     @classmethod
-    def parse(cls, text: str) -> _Cursor:
+    def parse(cls, text: str, place: Literal["", "store", "archive"]) -> _Cursor:
         """Return the cursor of a text.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is none, or lies outside of the place that is searched.
         """
+        cursor = cls._parse(text)
+        if cursor is None or place == ("archive" if cursor.position is None else "store"):
+            raise UsageError("The cursor cannot be used.", remedy="Pass `next_cursor` of the previous page.")
+        return cursor
+
+    @classmethod
+    def _parse(cls, text: str) -> _Cursor | None:
         try:
             raw = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
             if found := re.fullmatch(rf"a:(\d{{1,15}}):([0-9a-f]{{{2 * POSITION_BYTES}}})", raw, re.ASCII):
@@ -256,13 +263,14 @@ class _Cursor:
             if found := re.fullmatch(r"l:(\d{1,15})", raw, re.ASCII):
                 return cls(position=b"", since=int(found[1]))
             if found := re.fullmatch(r"s:(\d{1,15}):(\d{1,15}):(.{1,64})", raw, re.ASCII):
+                from_millis(int(found[2]))  # ValueError: a time after the year 9999
                 if is_conversation_id(found[3]):
                     return cls(before=(float(found[2]), found[3]), after=int(found[1]))
             elif raw == "s":
                 return cls()
         except (binascii.Error, ValueError):
             pass
-        raise UsageError("The cursor cannot be used.", remedy="Pass `next_cursor` of the previous page.")
+        return None
 
 
 class _StoreSearch:
@@ -394,12 +402,18 @@ class TextSearch:
         """Search on from a cursor until `limit` conversations are found or one of the limits is reached.
 
         Raises:
-            UsageError: the cursor is none.
+            UsageError: the cursor is none, or one of a search in another place.
             ArchiveUnavailable: the archive cannot be used.
         """
         store = None if query.place == "archive" else self._store
         archive = None if query.place == "store" else self._archive
-        start = _Cursor.parse(cursor) if cursor else _Cursor() if store is not None else _Cursor.start_archive()
+        start = (
+            _Cursor.parse(cursor, query.place)
+            if cursor
+            else _Cursor()
+            if store is not None
+            else _Cursor.start_archive()
+        )
         call = _Call(query, _Budget(SYSTEM_CLOCK.monotonic() + limit_seconds, limit_chars), limit)
         place: _Cursor | None = start
         if start.position is None:
