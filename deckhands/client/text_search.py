@@ -65,7 +65,7 @@ MAX_TEXT_CHARS = 300
 MAX_WORDS = 10
 SNIPPET_CHARS = 200
 LIMIT_SECONDS = 2.0
-"""How long a call reads; it may take longer by one piece of a log."""
+"""How long a call reads; it may take longer by one event, and by unpacking the start of a log that was not kept."""
 LIMIT_CHARS = 64 * 2**20
 """The number of characters that a call compares."""
 THREADS = 4
@@ -407,13 +407,9 @@ class TextSearch:
         """
         store = None if query.place == "archive" else self._store
         archive = None if query.place == "store" else self._archive
-        start = (
-            _Cursor.parse(cursor, query.place)
-            if cursor
-            else _Cursor()
-            if store is not None
-            else _Cursor.start_archive()
-        )
+        start = _Cursor() if store is not None else _Cursor.start_archive()
+        if cursor:
+            start = _Cursor.parse(cursor, query.place)
         call = _Call(query, _Budget(SYSTEM_CLOCK.monotonic() + limit_seconds, limit_chars), limit)
         place: _Cursor | None = start
         if start.position is None:

@@ -340,6 +340,8 @@ class ArchivedFile:
             total += info.file_size
             if info.file_size > limit or total > MAX_TOTAL_BYTES or len(found) >= MAX_MEMBERS:
                 raise self._corrupt(f"it is too large at {name}")
+            if info.compress_size > info.file_size + info.file_size // 100 + 1_000:  # of empty blocks, read at once
+                raise self._corrupt(f"its member {name} is larger compressed than unpacked")
             found[name] = info
         if missing := {EVENTS, MANIFEST, SUMMARY} - found.keys():
             raise self._corrupt(f"it has no {min(missing)}")
