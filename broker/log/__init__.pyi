@@ -16,7 +16,7 @@ from .follower import check_event_exists as check_event_exists
 from .invariants import Violation as Violation, count_duplicate_observations as count_duplicate_observations
 from .invariants import count_lost_events as count_lost_events, find_violations as find_violations
 from .live_text import LivePiece as LivePiece, LiveText as LiveText
-from .log_reader import LogReader as LogReader
+from .log_reader import EntryPage as EntryPage, LogReader as LogReader
 from .lost_tails import record_gap as record_gap, record_snapshot_gap as record_snapshot_gap
 from .lost_tails import record_reported_gap as record_reported_gap, tail_recording_gaps as tail_recording_gaps
 from .selection import SCHEDULED as SCHEDULED, WAITING as WAITING, ConversationQuery as ConversationQuery

@@ -6,16 +6,17 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from broker.contract import ConversationCreated, Event, Ownership, WorkspaceSpec, codec
 from broker.log.blobs import Blobs
 from broker.log.entries import NewEvents, find_cipher_of, find_reader, is_first_entry, parse_entries, parse_entry
 from broker.log.follower import LogFollower, check_event_exists
 from broker.runtime import Acks, CorruptEntry, EventsLost, StoreMisconfigured, UnknownConversation
-from broker.store import Store
+from broker.store import Cipher, Store
 
 READ_BATCH = 1_000
 
@@ -31,6 +32,24 @@ class NotedAction:
 
     checksum: str
     fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPage:
+    """Consecutive entries of a log, as stored.
+
+    Attributes:
+        after: the id of the event before the first of them.
+        cipher: decrypts them; None if they are not encrypted.
+    """
+
+    entries: Sequence[Any]
+    after: int
+    cipher: Cipher | None
+
+    def decode(self, decode: codec.Decoder = codec.decode) -> list[Event]:
+        """Return their events; raises CorruptEntry if one is damaged or missing."""
+        return parse_entries(self.entries, self.after, decode, self.cipher)
 
 
 class LogReader:
@@ -70,23 +89,39 @@ class LogReader:
             first_size: the size of the first page; None: a thousand. A small one is read sooner, but costs a round
                 trip.
         """
+        pages = self.read_entries(conversation_id, after=after, until=until, first_size=first_size)
+        async for page in pages:
+            yield page.decode(decode)
+
+    async def read_entries(
+        self,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        until: int | None = None,
+        first_size: int | None = None,
+        size: int = READ_BATCH,
+    ) -> AsyncGenerator[EntryPage, None]:
+        """Yield the pages of `read_pages` without decoding them, so that a thread can do it.
+
+        Args:
+            size: the size of all pages but the first.
+        """
         stream = (await self.store.locate(conversation_id)).events
         end = "+" if until is None else f"{until}-0"
-        last_id, size = after, first_size or READ_BATCH
+        last_id, next_size = after, first_size or size
         while True:
-            batch = await self.store.call("XRANGE", stream, f"{last_id + 1}-0", end, "COUNT", size)
+            batch = await self.store.call("XRANGE", stream, f"{last_id + 1}-0", end, "COUNT", next_size)
             if batch:
-                cipher = await find_reader(self.store, conversation_id, batch)
-                page = parse_entries(batch, last_id, decode, cipher)
-                last_id += len(page)
-                yield page
-            if len(batch) < size:
+                yield EntryPage(batch, last_id, await find_reader(self.store, conversation_id, batch))
+                last_id += len(batch)
+            if len(batch) < next_size:
                 break
-            size = READ_BATCH
+            next_size = size
         if last_id == 0:
             await self.load_last_id(conversation_id)
             if (await self.store.locate(conversation_id)).events != stream:  # it was created again, elsewhere
-                async for page in self.read_pages(conversation_id, until=until, decode=decode):
+                async for page in self.read_entries(conversation_id, until=until, size=size):
                     yield page
 
     async def read_new(

@@ -91,6 +91,8 @@ class Reader:
         """Close the connection; pending waits raise StoreUnavailable."""
         if self.archive is not None:
             self.archive.listing.close()
+        if "text_search" in self.__dict__:
+            self.text_search.close()
         if "watcher" in self.__dict__:
             await self.watcher.aclose()
         await self.store.aclose()

@@ -5,23 +5,34 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import random
+import sys
+import zipfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Literal
 
+import fsspec  # type: ignore[import-untyped]
 import httpx2
 import pytest
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
+from broker.contract import codec
 from broker.contract.actions import SystemMessageAction
 from broker.contract.events import ConversationCreated, Event
 from broker.contract.specs import Tenancy
+from broker.log.entries import parse_entry
 from broker.log.selection import Selection
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import DataLocked, UsageError
 from broker.store.encryption import MasterKeys
 from broker.store.store import open_store
 from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
-from deckhands.client.text_search import MAX_TEXT_CHARS, SearchPage, SearchQuery, TextSearch
+from deckhands.client.text_search import EVENT_CHARS, KEPT_FILES, MAX_TEXT_CHARS, SearchPage, SearchQuery, TextSearch
+from deckhands.cluster.home import Home
 from deckhands.server.gateway import SEARCHES_AT_ONCE, SEARCHES_WAITING
 from tests.archive_parts import begin_ended, retired
 from tests.integration.command_line import deckhands, environment
@@ -127,6 +138,40 @@ async def test_middle_of_a_long_text_is_searched(client: Client, place: Path, tm
     assert "needle" in found[0].match.snippet
 
 
+async def test_event_loop_decodes_and_compares_no_event(client: Client) -> None:
+    middle = f"{'hay ' * 20_000}needle{' hay' * 20_000}"
+    lines = [user(f"line {number}") for number in range(1_500)]
+    first = ConversationCreated(conversation_id="long-1")
+    await client.log.create_from(first, [user("hay " * 20_000), *lines, user(middle), state("finished")], key="x")
+    steps = (codec.decode, codec.restore, codec.event_from_wire, parse_entry, SearchQuery.find_in)
+    codes = {step.__code__: step.__name__ for step in steps}
+    counts: Counter[str] = Counter()
+
+    def count_call(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in codes:
+            counts[codes[frame.f_code]] += 1
+
+    sys.setprofile(count_call)  # of this thread
+    try:
+        page = await client.text_search.load_page(SearchQuery.parse("needle"), limit_seconds=600.0)
+    finally:
+        sys.setprofile(None)
+    assert [one.match.event_id for one in page.found] == [1_503]
+    assert counts == {"find_in": 1}, "only the title"
+
+
+async def test_unreadable_text_hides_no_other(client: Client) -> None:
+    middles = [f"{'hay ' * 20_000}needle-{number}{' hay' * 20_000}" for number in range(5)]
+    await client.log.create_from(ConversationCreated(conversation_id="long-1"), [*map(user, middles)], key="x")
+    damaged = (await client.events("long-1"))[2]
+    assert damaged.blobs is not None
+    (ref,) = damaged.blobs.values()
+    await client.store.connection.call("SET", client.store.known_keys("long-1").blob(ref.sha256), b"damaged")
+    assert await search(client, "needle-1") == []
+    for number in (0, 2, 3, 4):
+        assert await search(client, f"needle-{number}") == ["long-1"], number
+
+
 async def test_system_prompts_are_not_searched(client: Client) -> None:
     first = ConversationCreated(conversation_id="one-1", title="One")
     await client.log.create_from(first, [SystemMessageAction(content="needle"), user("hay")], key="begin")
@@ -142,11 +187,11 @@ async def test_search_continues_in_the_middle_of_a_log(client: Client, place: Pa
     await client.log.create_from(ConversationCreated(conversation_id="live-1"), events, key="live-1")
     await add(client, "live-2", "needle")
     query = SearchQuery.parse("needle")
-    pages = await turn_pages(client.text_search, query)
+    pages = await turn_pages(client.text_search, query, limit_seconds=600.0, limit_chars=50 * EVENT_CHARS)
     found = [one.conversation_id for page in pages for one in page.found]
     assert (found[:2], set(found[2:]), len(found)) == (["live-2", "live-1"], {"long-1", "long-2"}, 4)
     assert sum(page.searched for page in pages) == 4
-    assert len(pages) > 3 * 900 / 50, "each call has read one piece of a log"
+    assert len(pages) > 3 * 900 / 50, "each call has read a part of a log"
     whole = await client.text_search.load_page(query)
     assert [one.conversation_id for one in whole.found] == found
     one_each = await turn_pages(client.text_search, query, limit=1, limit_seconds=60, limit_chars=10**9)
@@ -201,10 +246,47 @@ async def test_values_of_secrets_are_not_found(client: Client, tmp_path: Path, m
     assert [one.match.snippet async for one in client.search("secret_hidden")] == ["It is <secret_hidden>."]
 
 
+async def test_pictures_alone_are_not_searched(client: Client) -> None:
+    picture = "data:image/png;base64,bmVlZGxl"
+    await add(client, "one-1", 'data: {"step": 1}\nneedle')
+    await add(client, "two-2", f"{picture}\nneedle")
+    await add(client, "three-3", "data:text/plain;base64,needle")
+    await add(client, "four-4", picture)
+    assert set(await search(client, "needle")) == {"one-1", "two-2", "three-3"}
+    assert await search(client, "bmVlZGxl") == ["two-2"]
+
+
 @pytest.mark.parametrize("cursor", ["!", "YTow", "é", "x" * 200, base64.b64encode(b"a:1:zz").decode()])
 async def test_forged_cursors_are_refused(client: Client, cursor: str) -> None:
     with pytest.raises(UsageError, match="cursor cannot be used"):
         await client.text_search.load_page(SearchQuery.parse("x"), cursor)
+
+
+@pytest.mark.parametrize("millis", ["253402300800000", "9" * 15])
+async def test_times_after_the_last_year_are_refused(client: Client, millis: str) -> None:
+    await add(client, "one-1", "needle")
+    with pytest.raises(UsageError, match="cursor cannot be used"):
+        await client.text_search.load_page(SearchQuery.parse("needle"), make_cursor(f"s:1:{millis}:one-1"), limit=1)
+    last = make_cursor("s:1:253402300799999:one-1")
+    page = await client.text_search.load_page(SearchQuery.parse("needle"), last, limit=1)
+    assert [one.conversation_id for one in page.found] == ["one-1"]
+
+
+@pytest.mark.parametrize(
+    ("place", "cursor"),
+    [("archive", "s"), ("archive", "s:1:1000:one-1"), ("store", "l:1000"), ("store", f"a:1:{'0' * 32}")],
+)
+async def test_cursors_of_the_other_place_are_refused(
+    client: Client, place: Literal["store", "archive"], cursor: str
+) -> None:
+    await add(client, "one-1", "needle")
+    with pytest.raises(UsageError, match="cursor cannot be used"):
+        await client.text_search.load_page(SearchQuery.parse("needle", place=place), make_cursor(cursor))
+
+
+def make_cursor(text: str) -> str:
+    """Return a cursor as its holder may make it."""
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 @pytest.mark.parametrize("text", ["", " \n", "x " * 11 + "y1 y2 y3 y4 y5 y6 y7 y8 y9 y10", "x" * (MAX_TEXT_CHARS + 1)])
@@ -228,6 +310,167 @@ async def test_listing_is_waited_for_no_longer_than_the_call_lasts(client: Clien
     assert page.next_cursor is not None
     rest = await client.text_search.load_page(query, page.next_cursor, limit_seconds=60.0)
     assert [one.conversation_id for one in rest.found] == ["one-1"]
+
+
+class CountedFiles(LocalFileSystem):  # type: ignore[misc]
+    """A file system that counts the bytes that are read."""
+
+    protocol = "counted"
+    read_bytes = 0
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        file = super().open(path, mode, **options)
+        read = file.read
+
+        def read_counted(size: int = -1) -> bytes:
+            content: bytes = read(size)
+            CountedFiles.read_bytes += len(content)
+            return content
+
+        file.read = read_counted
+        return file
+
+
+async def archive_large_logs(
+    client: Client, place: Path, folder: Path, *names: str, count: int, **created: Any
+) -> None:
+    """Archive logs of `count` events of 10 KB that hardly compress, with the words at their end."""
+    draw = random.Random(1)
+    texts = [f"part-{number} {base64.b64encode(draw.randbytes(7_500)).decode()}" for number in range(count)]
+    events = [state("running"), *map(user, texts), user("needle"), state("finished")]
+    for name in names:
+        await client.log.create_from(ConversationCreated(conversation_id=name, **created), events, key=name)
+    await retired(client.store, place, folder)
+
+
+def open_counted(client: Client, place: Path) -> Client:
+    fsspec.register_implementation("counted", CountedFiles, clobber=True)
+    CountedFiles.read_bytes = 0
+    return Client(client.store, f"counted://{place}")
+
+
+async def test_large_archived_log_is_read_once_over_all_calls(client: Client, place: Path, tmp_path: Path) -> None:
+    await archive_large_logs(client, place, tmp_path, "large-1", count=1_000)
+    size = next(place.rglob("large-1.zip")).stat().st_size
+    counted = open_counted(client, place)
+    query = SearchQuery.parse("needle", place="archive")
+    pages = await turn_pages(counted.text_search, query, limit_seconds=600.0, limit_chars=2**20)
+    assert [one.conversation_id for page in pages for one in page.found] == ["large-1"]
+    assert len(pages) >= 8
+    assert CountedFiles.read_bytes < 1.5 * size, f"{CountedFiles.read_bytes / size:.1f} times the file"
+    await counted.aclose()
+
+
+async def test_a_spent_call_reads_a_piece_of_one_file(client: Client, place: Path, tmp_path: Path) -> None:
+    names = [f"large-{number}" for number in range(8)]
+    await archive_large_logs(client, place, tmp_path, *names, count=400)
+    size = next(place.rglob("large-1.zip")).stat().st_size
+    counted = open_counted(client, place)
+    query = SearchQuery.parse("needle", place="archive")
+    page = await counted.text_search.load_page(query, limit_seconds=600.0, limit_chars=0)
+    assert (page.found, page.searched, page.place) == ((), 0, "archive")
+    assert CountedFiles.read_bytes < size, "a piece is less than half of a file"
+    await counted.aclose()
+
+
+async def test_search_continues_in_a_log_at_another_server(client: Client, place: Path, tmp_path: Path) -> None:
+    await archive_large_logs(client, place, tmp_path, "large-1", "large-2", count=300)
+    query = SearchQuery.parse("needle", place="archive")
+    found: list[str] = []
+    cursor, calls = "", 0
+    while True:
+        other = Client(client.store, str(place))
+        page = await other.text_search.load_page(query, cursor, limit_seconds=600.0, limit_chars=2**20)
+        found += [one.conversation_id for one in page.found]
+        calls += 1
+        if page.next_cursor is None:
+            break
+        assert page.next_cursor != cursor, "a call did not advance"
+        cursor = page.next_cursor
+    assert sorted(found) == ["large-1", "large-2"]
+    assert calls >= 4
+
+
+async def test_few_interrupted_searches_keep_files_open(client: Client, place: Path, tmp_path: Path) -> None:
+    names = [f"large-{number}" for number in range(KEPT_FILES + 2)]
+    await archive_large_logs(client, place, tmp_path, *names, count=150)
+    reader = Client(client.store, str(place))
+    query = SearchQuery.parse("nowhere", place="archive")
+    for position in await positions(place):
+        cursor = make_cursor(f"a:1:{position}")
+        page = await reader.text_search.load_page(query, cursor, limit_seconds=600.0, limit_chars=0)
+        assert page.next_cursor is not None
+    assert len(find_open_files(place)) == KEPT_FILES
+    reader.text_search.close()
+    assert find_open_files(place) == []
+
+
+def find_open_files(place: Path) -> list[str]:
+    """Return the files below a folder that this process has open."""
+    paths = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            paths.append(str(link.readlink()))
+    return [path for path in paths if path.startswith(str(place)) and path.endswith(".zip")]
+
+
+@pytest.mark.parametrize("change", ["removed", "damaged", "replaced"])
+async def test_file_that_changes_between_calls(client: Client, place: Path, tmp_path: Path, change: str) -> None:
+    await archive_large_logs(client, place, tmp_path, "large-1", count=300)
+    query = SearchQuery.parse("needle", place="archive")
+    first = await client.text_search.load_page(query, limit_seconds=600.0, limit_chars=2**20)
+    assert first.next_cursor is not None
+    path = next(place.rglob("large-1.zip"))
+    if change == "removed":
+        path.unlink()
+    elif change == "damaged":
+        path.write_bytes(path.read_bytes()[:-1_000])
+    else:
+        stamp = path.stat().st_mtime
+        with zipfile.ZipFile(path, "a") as file:
+            file.comment = b"larger"
+        os.utime(path, (stamp, stamp))
+    page = await client.text_search.load_page(query, first.next_cursor, limit_seconds=600.0)
+    expected = {"removed": (0, 0), "damaged": (0, 1), "replaced": (1, 0)}[change]
+    assert (len(page.found), page.unreadable) == expected
+    assert page.next_cursor is None
+
+
+async def test_damage_at_the_end_of_a_log_is_noticed(client: Client, place: Path, tmp_path: Path) -> None:
+    await archive_large_logs(client, place, tmp_path, "large-1", count=10)
+    path = next(place.rglob("large-1.zip"))
+    with zipfile.ZipFile(path) as file:
+        contents = {name: file.read(name) for name in file.namelist()}
+    contents["events.jsonl"] = contents["events.jsonl"].replace(b"needle", b"noodle")
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in contents.items():
+            file.writestr(name, content)
+    page = await client.text_search.load_page(SearchQuery.parse("nowhere"), limit_seconds=600.0)
+    assert (page.searched, page.unreadable) == (0, 1)
+
+
+async def test_deleted_key_ends_an_interrupted_search(valkey_server: RealServer, place: Path, tmp_path: Path) -> None:
+    store = await open_store(await emptied(valkey_server.url), masters=MasterKeys(KEYS))
+    async with Client(store, str(place)) as client:
+        await archive_large_logs(client, place, tmp_path, "large-1", count=300, tenancy=Tenancy(tenant="acme"))
+        query = SearchQuery.parse("needle", place="archive")
+        first = await client.text_search.load_page(query, limit_seconds=600.0, limit_chars=2**20)
+        assert first.next_cursor is not None
+        again = await client.text_search.load_page(query, first.next_cursor, limit_seconds=600.0, limit_chars=2**20)
+        assert again.next_cursor is not None
+        manifest = await client.archive.manifest("large-1")  # type: ignore[union-attr]
+        await store.encryption.delete_key("acme")
+
+        async def is_forgotten() -> bool:
+            try:
+                await client.archive.load_cipher(manifest)  # type: ignore[union-attr, arg-type]
+            except DataLocked:
+                return True
+            return False
+
+        await until(is_forgotten, limit=60.0, what="the end of the cached key")
+        page = await client.text_search.load_page(query, again.next_cursor, limit_seconds=600.0)
+        assert (page.found, page.unreadable, page.next_cursor) == ((), 1, None)
 
 
 @pytest.fixture
@@ -277,11 +520,13 @@ async def test_a_key_finds_its_tenants_conversations_alone(server: Served, place
         stream = await server.client.row("other-new")
         place_of_other = f"s:1:{stream.created.timestamp() * 1000:.0f}:other-new"
         for text in (place_of_other, *(f"a:1:{one}" for one in await positions(place))):
-            cursor = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-            answer = (await acme.get("/search", params={"text": "needle", "cursor": cursor})).json()
+            answer = (await acme.get("/search", params={"text": "needle", "cursor": make_cursor(text)})).json()
             assert {one["conversation_id"] for one in answer["conversations"]} <= {"acme-new", "acme-old"}
         for wrong in ("cursor=!", "state=none", "label=%20", "limit=0", f"cursor={'x' * 201}"):
             assert (await acme.get(f"/search?text=needle&{wrong}")).status_code in (400, 422)
+        late, other_place = make_cursor(f"s:1:{'9' * 15}:acme-new"), make_cursor("s")
+        for wrong in (f"cursor={late}&limit=1", f"cursor={other_place}&place=archive"):
+            assert (await acme.get(f"/search?text=needle&{wrong}")).status_code == 422
         assert (await acme.get("/search?text=")).status_code in (400, 422)
         assert (await acme.get(f"/search?text={'x' * 301}")).status_code == 422
 
@@ -341,3 +586,25 @@ def test_ls_finds_text_in_runs_the_cluster_and_the_archive(
     assert (none.code, none.out, none.err) == (0, "", "None of the 4 conversations that were searched has this text.\n")
     empty = deckhands("ls", "--text", " ", env=env)
     assert (empty.code, empty.err) == (2, "deckhands: The search has no words.\n  Give at least one.\n")
+
+
+async def test_ls_finds_text_in_the_archive_without_a_cluster(client: Client, place: Path, tmp_path: Path) -> None:
+    await add(client, "old-1", "a needle")
+    await add(client, "old-2", "hay")
+    await retired(client.store, place, tmp_path)
+    env = environment(tmp_path, DECKHANDS_ARCHIVE=str(place))
+    for options in ([], ["--archived"]):
+        done = await asyncio.to_thread(deckhands, "ls", *options, "--text", "needle", "--json", env=env)
+        assert ([line["conversation_id"] for line in done.json], done.err) == (["old-1"], ""), options
+    none = await asyncio.to_thread(deckhands, "ls", "--archived", "--text", "nowhere", env=env)
+    assert (none.code, none.err) == (0, "None of the 2 conversations that were searched has this text.\n")
+    (Home(tmp_path).cluster / "valkey").mkdir(parents=True)
+    done = await asyncio.to_thread(deckhands, "ls", "--text", "needle", "--json", env=env)
+    assert [line["conversation_id"] for line in done.json] == ["old-1"]
+    assert done.err == "The cluster is not up, so its conversations are not searched.\n"
+
+
+def test_ls_refuses_to_search_without_an_archive(tmp_path: Path) -> None:
+    done = deckhands("ls", "--archived", "--text", "needle", env=environment(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("deckhands: There is no archive.")

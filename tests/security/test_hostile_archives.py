@@ -12,6 +12,7 @@ import json
 import random
 import struct
 import zipfile
+import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,28 @@ async def test_bombs_are_refused_before_they_are_unpacked(client: Client) -> Non
         info.file_size = limit + 1
         _restate(path, stated, name, limit + 1)
         await refused(client, match="too large|cannot be used")
+
+
+async def test_content_that_unpacks_to_nothing_is_refused(client: Client) -> None:
+    path = path_of(client)
+    contents = members(path)
+    empty_blocks = b"\0\0\0\xff\xff" * 2**20
+    pack = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    packed = empty_blocks + pack.compress(contents["events.jsonl"]) + pack.flush()
+    with zipfile.ZipFile(path, "w") as file:  # the log is last, stored as if it were not compressed
+        for name, content in contents.items():
+            if name != "events.jsonl":
+                file.writestr(name, content)
+        file.writestr("events.jsonl", packed)
+    forged = bytearray(path.read_bytes())
+    for header, method, crc, size in ((b"PK\x01\x02", 10, 16, 24), (b"PK\x03\x04", 8, 14, 22)):
+        at = forged.rindex(header, 0, forged.rindex(b"events.jsonl", 0, None if size == 24 else len(forged) - 200_000))
+        forged[at + method : at + method + 2] = zipfile.ZIP_DEFLATED.to_bytes(2, "little")
+        forged[at + crc : at + crc + 4] = zlib.crc32(contents["events.jsonl"]).to_bytes(4, "little")
+        forged[at + size : at + size + 4] = len(contents["events.jsonl"]).to_bytes(4, "little")
+    path.write_bytes(forged)
+    assert members(path) == contents, "the file is valid, but slow"
+    await refused(client, match="larger compressed")
 
 
 @pytest.mark.parametrize("is_zip64", [False, True])

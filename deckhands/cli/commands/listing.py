@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SearchPage,
         SearchQuery,
         TextMatch,
+        TextSearch,
     )
 
 SECTION = "Read conversations"
@@ -156,8 +157,11 @@ def ls(options: LsOptions) -> None:
     the words are. There is no index: every log may have to be read.
     """
     selection = Selection(parse_labels(options.labels), parse_states(options.states))
+    settings = CliSettings.from_env()
+    if options.is_archived and not settings.archive:
+        raise UsageError("There is no archive.", remedy="Set DECKHANDS_ARCHIVE to where archived conversations are.")
     listing = _search if options.text is not None else _list_archived if options.is_archived else _list
-    asyncio.run(listing(CliSettings.from_env(), selection, options))
+    asyncio.run(listing(settings, selection, options))
 
 
 async def _list(settings: CliSettings, selection: Selection, options: LsOptions) -> None:
@@ -209,8 +213,6 @@ def _find_runs(home: Home) -> list[RunFolder]:
 async def _list_archived(settings: CliSettings, selection: Selection, options: LsOptions) -> None:
     from deckhands.client import Archive, describe_all
 
-    if not settings.archive:
-        raise UsageError("There is no archive.", remedy="Set DECKHANDS_ARCHIVE to where archived conversations are.")
     archive = Archive(settings.archive)
     sums = Totals()
     names = await archive.names()
@@ -245,33 +247,44 @@ async def _search(settings: CliSettings, selection: Selection, options: LsOption
         count += len(folders)
         if print_found([item for folder in folders if (item := _search_run(folder, query)) is not None]):
             return
-    try:
-        count += await _search_cluster(settings, query, print_found)
-    except NoCluster:
-        if options.is_archived or home.has_had_cluster:
-            note("The cluster is not up, so its conversations are not searched.")
+    async with _open_search(settings, needs_note=home.has_had_cluster and not options.is_archived) as text_search:
+        count += await _search_all(text_search, query, print_found)
     if not sums.number and not options.as_json:
         note(f"None of the {format_count(count, 'conversation')} that were searched has this text.")
 
 
-async def _search_cluster(
-    settings: CliSettings, query: SearchQuery, print_found: Callable[[list[ListedItem]], bool]
-) -> int:
-    """Search the cluster and the archive; return how many conversations have been searched."""
-    from deckhands.client import Client
+@asynccontextmanager
+async def _open_search(settings: CliSettings, *, needs_note: bool) -> AsyncGenerator[TextSearch, None]:
+    """Open the search in the cluster and the archive; without a cluster, only in the archive."""
+    from deckhands.client import Archive, Client, TextSearch
 
+    try:
+        store = await open_cluster(settings=settings)
+    except NoCluster:
+        if needs_note:
+            note("The cluster is not up, so its conversations are not searched.")
+        with closing(TextSearch(None, Archive(settings.archive) if settings.archive else None)) as text_search:
+            yield text_search
+        return
+    async with Client(store, settings.archive) as client:
+        yield client.text_search
+
+
+async def _search_all(
+    text_search: TextSearch, query: SearchQuery, print_found: Callable[[list[ListedItem]], bool]
+) -> int:
+    """Search until everything that was asked for is printed; return how many conversations have been searched."""
     count = unreadable = 0
     cursor: str | None = ""
-    async with Client(await open_cluster(settings=settings), settings.archive) as client:
-        while cursor is not None:
-            page = await client.text_search.load_page(query, cursor)
-            count += page.searched
-            unreadable += page.unreadable
-            if print_found([_item_of_found(found) for found in page.found]):
-                break
-            cursor = page.next_cursor
-            if cursor is not None and sys.stderr.isatty():
-                note(_describe_progress(count, page))
+    while cursor is not None:
+        page = await text_search.load_page(query, cursor)
+        count += page.searched
+        unreadable += page.unreadable
+        if print_found([_item_of_found(found) for found in page.found]):
+            break
+        cursor = page.next_cursor
+        if cursor is not None and sys.stderr.isatty():
+            note(_describe_progress(count, page))
     if unreadable:
         note(
             f"{format_count(unreadable, 'conversation')} cannot be read: damaged, or encrypted with a key unknown here."

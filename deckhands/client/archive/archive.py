@@ -100,7 +100,7 @@ class Archive:
         failpoint("archive.before_write")
         self._place.write(manifest.conversation_id, draft)
         failpoint("archive.written")
-        with self._open(manifest.conversation_id, writer.cipher) as found:
+        with self.open_file(manifest.conversation_id, writer.cipher) as found:
             if found.manifest != manifest:
                 raise CorruptArchive(f"The archived file of {manifest.conversation_id} reads back differently.")
             found.check()
@@ -110,7 +110,7 @@ class Archive:
         if self._place.size(conversation_id) is None:
             return
         try:
-            with self._open(conversation_id) as found:
+            with self.open_file(conversation_id) as found:
                 earlier = found.manifest
         except CorruptArchive:  # a partial file, left by a crash
             return
@@ -140,13 +140,39 @@ class Archive:
         cipher = None
         if self._encryption is not None and self._encryption.is_on:
             manifest = await self.manifest(conversation_id)
-            if manifest is not None and manifest.data_key:
-                cipher = await self._encryption.load_cipher(conversation_id, manifest.data_key.encode())
+            if manifest is not None:
+                cipher = await self.load_cipher(manifest)
         return await asyncio.to_thread(self._ask, conversation_id, question, cipher)
 
     async def call_with_manifest(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
         """Like `call_with_file`, for a function that needs no member of an encrypted file."""
         return await asyncio.to_thread(self._ask, conversation_id, question)
+
+    def find_size(self, conversation_id: str) -> int | None:
+        """Return the size of a conversation's file in bytes; None: it is not archived. Blocks."""
+        return self._place.size(conversation_id)
+
+    @contextlib.contextmanager
+    def open_file(self, conversation_id: str, cipher: Cipher | None = None) -> Iterator[ArchivedFile]:
+        """Open a conversation's file. Blocks.
+
+        Raises:
+            ArchiveUnavailable: also if there is no file.
+            CorruptArchive: the file cannot be used.
+        """
+        size = self._place.size(conversation_id) or 0
+        with self._place.reading(conversation_id) as file:
+            yield ArchivedFile(file, conversation_id, size_bytes=size, cipher=cipher)
+
+    async def load_cipher(self, manifest: Manifest) -> Cipher | None:
+        """Return the cipher of a file; None: it is not encrypted, or this archive has no keys.
+
+        Raises:
+            DataLocked: its key was deleted or is unknown here.
+        """
+        if not manifest.data_key or self._encryption is None or not self._encryption.is_on:
+            return None
+        return await self._encryption.load_cipher(manifest.conversation_id, manifest.data_key.encode())
 
     async def manifest(self, conversation_id: str) -> Manifest | None:
         """Return the manifest of a conversation; None: it is not archived.
@@ -235,18 +261,12 @@ class Archive:
         if self._place.size(conversation_id) is None:
             return None
         try:
-            with self._open(conversation_id, cipher) as found:
+            with self.open_file(conversation_id, cipher) as found:
                 return question(found)
         except ArchiveUnavailable:
             if self._place.size(conversation_id) is None:  # just removed
                 return None
             raise
-
-    @contextlib.contextmanager
-    def _open(self, conversation_id: str, cipher: Cipher | None = None) -> Iterator[ArchivedFile]:
-        size = self._place.size(conversation_id) or 0
-        with self._place.reading(conversation_id) as file:
-            yield ArchivedFile(file, conversation_id, size_bytes=size, cipher=cipher)
 
 
 def _manifest(

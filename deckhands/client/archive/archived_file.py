@@ -10,10 +10,11 @@ Members are encrypted in frames, so that a long log is never completely in memor
 
     frame    four bytes of length, then a piece of the content of up to 1 MiB: compressed, then encrypted
 
-Holds: content is checked against the manifest before it is used. A file is untrusted input: names, sizes and structure
-are checked, and nothing is unpacked beyond its stated size. The other members of a file with a data key are encrypted:
-`encrypted_members`. Sizes and checksums are those of the stored, possibly encrypted members. A frame is authenticated
-with the name of its member, its number, and whether it is the last one.
+Holds: content is checked against the manifest before it is used; a search checks a log while it reads it. A file is
+untrusted input: names, sizes and structure are checked, and nothing is unpacked beyond its stated size. The other
+members of a file with a data key are encrypted: `encrypted_members`. Sizes and checksums are those of the stored,
+possibly encrypted members. A frame is authenticated with the name of its member, its number, and whether it is the last
+one.
 Does not: authenticate the writer of a file; checksums find damage, not forgery.
 """
 
@@ -279,6 +280,10 @@ class ArchivedFile:
         if stated != {name: info.file_size for name, info in self._infos.items() if name != MANIFEST}:
             raise self._corrupt("it does not have the members that its manifest names")
 
+    def unlock(self, cipher: Cipher) -> None:
+        """Decrypt the members of an encrypted file from now on."""
+        self._cipher = cipher
+
     def check(self) -> None:
         """Read everything and compare it with the manifest."""
         for name in self.manifest.members.keys() - {EVENTS}:
@@ -296,6 +301,10 @@ class ArchivedFile:
         """Yield the events as `Event.export` returns them, without validating their fields."""
         for _ in self._pieces(EVENTS):  # check for damage before any content is used
             continue
+        yield from self.scan_events(after=after)
+
+    def scan_events(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
+        """Like `exported_events`, but reads the log once: damage may be noticed only after its last event."""
         number = 0
         for line in self._lines():
             number += 1
@@ -331,6 +340,8 @@ class ArchivedFile:
             total += info.file_size
             if info.file_size > limit or total > MAX_TOTAL_BYTES or len(found) >= MAX_MEMBERS:
                 raise self._corrupt(f"it is too large at {name}")
+            if info.compress_size > info.file_size + info.file_size // 100 + 1_000:  # of empty blocks, read at once
+                raise self._corrupt(f"its member {name} is larger compressed than unpacked")
             found[name] = info
         if missing := {EVENTS, MANIFEST, SUMMARY} - found.keys():
             raise self._corrupt(f"it has no {min(missing)}")

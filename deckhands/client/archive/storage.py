@@ -67,9 +67,15 @@ class ArchiveStorage:
 
         self.url = url
         with self._convert_errors():
-            self._files, root = fsspec.core.url_to_fs(url)
-        self._is_local = isinstance(self._files, LocalFileSystem)
+            self._file_system, root = fsspec.core.url_to_fs(url)
+        self._is_local = isinstance(self._file_system, LocalFileSystem)
         self._root = root.rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        """The file system, without the listings that it keeps: s3fs keeps each, also for sizes, and without expiry."""
+        self._file_system.invalidate_cache()
+        return self._file_system
 
     def path(self, conversation_id: str) -> str:
         """Return the path of a conversation's file in its file system."""
@@ -91,7 +97,6 @@ class ArchiveStorage:
     def list_folders(self) -> Iterator[list[tuple[float, str]]]:
         """Yield the files of each folder: the time of the write in seconds, and the id of the conversation."""
         with self._convert_errors(FileNotFoundError):
-            self._files.invalidate_cache(self._root)
             folders = [about["name"] for about in self._files.ls(self._root, detail=True) if _is_folder(about)]
             for folder in sorted(folders):
                 yield list(self._list_folder(folder))

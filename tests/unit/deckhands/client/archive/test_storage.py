@@ -8,8 +8,11 @@ import sys
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec  # type: ignore[import-untyped]
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from broker.runtime.errors import UsageError
 from deckhands.client.archive.retention import Retention
@@ -37,6 +40,58 @@ def test_latest_written_file_comes_first_and_only_it_counts(tmp_path: Path) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("somebody else's")
     assert place.names() == ["last", "later", "earlier"]
+
+
+class KeptListings(MemoryFileSystem):  # type: ignore[misc]
+    """A file system that keeps each listing, as that of S3 does."""
+
+    protocol = "kept"
+    cachable = False
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        path = self._strip_protocol(path)
+        if path not in self.dircache:
+            self.dircache[path] = super().ls(path, detail=True, **options)
+        found = self.dircache[path]
+        return found if detail else [about["name"] for about in found]
+
+    def info(self, path: str, **options: Any) -> Any:
+        path = self._strip_protocol(path)
+        folder = path.rpartition("/")[0]
+        if folder not in self.dircache:
+            return super().info(path, **options)
+        for about in self.dircache[folder]:
+            if about["name"] == path:
+                return about
+        raise FileNotFoundError(path)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        if path is None:
+            self.dircache.clear()
+            return
+        path = self._strip_protocol(path)
+        while path:
+            self.dircache.pop(path, None)
+            path = path.rpartition("/")[0]
+
+
+def test_files_of_other_programs_are_seen_where_listings_are_kept() -> None:
+    fsspec.register_implementation("kept", KeptListings, clobber=True)
+    ours, theirs = ArchiveStorage("kept://bucket/archive"), ArchiveStorage("kept://bucket/archive")
+    names = [f"abc-{number}" for number in range(600)]  # several in each folder
+    for name in names[:300]:
+        theirs.write(name, BytesIO(b"content"))
+    assert sorted(ours.names()) == sorted(names[:300])
+    for name in names[300:]:
+        theirs.write(name, BytesIO(b"content"))
+    theirs.write(names[0], BytesIO(b"longer content"))
+    assert ours.size(names[300]) == len(b"content")
+    assert ours.size(names[0]) == len(b"longer content")
+    assert sorted(ours.names()) == sorted(names)
+    theirs.remove(names[0])
+    assert ours.size(names[0]) is None
 
 
 def test_leftovers_of_killed_writers_go_and_active_writes_stay(tmp_path: Path) -> None:
