@@ -175,8 +175,13 @@ async def test_a_person_watches_a_cluster_and_acts_on_it(cluster: FaultCluster) 
         with person([*COMMAND, "top"], env, columns=170) as seen:
             _see_the_list(seen, done, asking, waiting)
             _refuse_an_action(seen, asking)
+            seen.type("?")
+            seen.waits_for("Interrupt", "Focus Next")
+            seen.type("?")
+            seen.waits_for("Interrupt", gone="Focus Next")
             seen.type("\x1b")
             seen.waits_for("CONVERSATION")
+            _read_the_keys(seen)
             seen.type("c")
             seen.waits_for("Queues", "ready_interactive")
             seen.type("q")
@@ -208,6 +213,13 @@ def _see_the_list(seen: Person, done: str, asking: str, waiting: str) -> None:
     seen.waits_for("Filter: awaiting · 1 conversation", gone=waiting)
     seen.type("\r")
     seen.waits_for("Open", gone="words that must")
+
+
+def _read_the_keys(seen: Person) -> None:
+    seen.type("?")
+    seen.waits_for("Page up", "First", "Open")
+    seen.type("?")
+    seen.waits_for("CONVERSATION", gone="Page up")
 
 
 def _refuse_an_action(seen: Person, asking: str) -> None:
