@@ -166,6 +166,7 @@ def up(options: UpOptions) -> None:
         environment=environment,
         port=options.port,
         workspace_roots=_roots(options.workspace_roots, environment),
+        checked_models=("",),
         gives_up=False,
     )
     if settings.url is not None:
