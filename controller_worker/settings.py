@@ -113,6 +113,11 @@ def load_controller_settings(env: Mapping[str, str] = os.environ) -> ControllerS
     )
 
 
+def read_model_variables(env: Mapping[str, str] = os.environ) -> tuple[Mapping[str, str], bool]:
+    """Return the variables with the settings of models, and whether conversations may name any model."""
+    return dict(env), bool(env.get("DECKHANDS_ANY_MODEL", ""))
+
+
 def _check_private(variables: ControllerVariables) -> None:
     """Check that the program that started this worker also started the store; only then may it offer every model.
 

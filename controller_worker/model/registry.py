@@ -28,9 +28,12 @@ from controller_worker.providers import (
     ReplayedLLM,
     ScriptedLLM,
     SilentLLM,
+    check_provider,
     find_features,
+    is_known_to_litellm,
     list_providers,
     look_up,
+    may_have_claude_login,
     sees_images,
 )
 
@@ -52,9 +55,7 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
     Raises:
         LLMConfigError: the model, its backend or a setting do not fit together.
     """
-    if config.model.startswith(OPENHANDS_PREFIX):
-        model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
-        config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
+    config = _resolve_gateway(config)
     check_batches(config)
     backend = find_backend(config)
     try:
@@ -73,6 +74,38 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
         llm = WithoutImagesLLM(llm)
     llm = _add_text_tools(llm, backend, config)
     return llm if config.cache_dir is None else CachedLLM(llm, config, clock)
+
+
+def check_llm(config: LLMConfig, clock: Clock, *, may_lack_key: bool = False) -> None:
+    """Reject a model whose calls must fail. Sends no request.
+
+    Imports a provider's library only if nothing else can tell.
+
+    Args:
+        may_lack_key: calls may have another key than the configured one.
+
+    Raises:
+        LLMConfigError: see `create_llm`; or a provider that needs a key has none.
+    """
+    config = _resolve_gateway(config)
+    check_batches(config)
+    backend = find_backend(config)
+    has_key = may_lack_key or config.api_key is not None
+    if backend == "litellm":
+        if is_known_to_litellm(config):
+            check_provider(config, has_key=has_key)
+        else:
+            create_llm(config, clock)
+    elif backend in LOCAL_BACKENDS or (backend == "anthropic" and not has_key and not may_have_claude_login()):
+        create_llm(config, clock)
+
+
+def _resolve_gateway(config: LLMConfig) -> LLMConfig:
+    """Return the settings by which a model of OpenHands' gateway is called; any other settings unchanged."""
+    if not config.model.startswith(OPENHANDS_PREFIX):
+        return config
+    model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
+    return config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
 
 
 def create_batch_provider(config: LLMConfig, clock: Clock) -> BatchProvider:

@@ -5,6 +5,7 @@ from .batching import CallBatched as CallBatched, OutgoingBatch as OutgoingBatch
 from .batching import make_lane as make_lane, to_stored_failure as to_stored_failure
 from .choices import PRIMARY as PRIMARY, BatchSpec as BatchSpec, RouteRule as RouteRule, RouterSpec as RouterSpec
 from .config import LLMConfig as LLMConfig, find_ignored_variables as find_ignored_variables
+from .config import may_have_claude_login as may_have_claude_login
 from .errors import AuthenticationError as AuthenticationError, BadRequestError as BadRequestError
 from .errors import ContextWindowError as ContextWindowError, HookVeto as HookVeto
 from .errors import InternalServerError as InternalServerError, LLMConfigError as LLMConfigError
@@ -15,7 +16,8 @@ from .errors import RateLimitError as RateLimitError, ServiceUnavailableError as
 from .errors import UnreachableError as UnreachableError
 from .errors import TokensMissingError as TokensMissingError
 from .limited_threads import LimitedThreads as LimitedThreads
-from .litellm_backend import LitellmLLM as LitellmLLM
+from .litellm_backend import LitellmLLM as LitellmLLM, is_known_to_litellm as is_known_to_litellm
+from .litellm_backend import check_provider as check_provider
 from .llm import ReplyTokens as ReplyTokens, TokenPrefix as TokenPrefix
 from .packed_tokens import PackedTokens as PackedTokens
 from .llm import LLM as LLM, CallUsage as CallUsage, Completion as Completion, Delta as Delta

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from broker.runtime import Clock
-from controller_worker.providers.config import LLMConfig, has_custom_headers
+from controller_worker.providers.config import LLMConfig, has_custom_headers, may_have_claude_login
 from controller_worker.providers.context_management import add_betas, is_compacting
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.llm import CallUsage, Completion, ModelRequest
@@ -256,6 +256,8 @@ def _create_transport(config: LLMConfig) -> ProviderTransport:
 def _create_sdk_transport(
     config: LLMConfig, key: str | None, url: str | None, headers: Mapping[str, str]
 ) -> SdkTransport:
+    if key is None and not may_have_claude_login():  # the SDK, whose import takes seconds, would find none
+        raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
     import anthropic
     import httpx2
 

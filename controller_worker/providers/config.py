@@ -499,6 +499,12 @@ def has_provider_key(provider: str) -> bool:
     )
 
 
+def may_have_claude_login() -> bool:
+    """Return whether the environment or a file may have a login for Claude, which only Anthropic's SDK reads."""
+    is_set = any(name.startswith("ANTHROPIC_") and text for name, text in os.environ.items())
+    return is_set or Path("~/.config/anthropic").expanduser().exists()
+
+
 def has_custom_headers() -> bool:
     """Return whether the environment has further headers for Claude, which only Anthropic's SDK reads."""
     return bool(os.environ.get(CUSTOM_HEADERS))

@@ -79,6 +79,15 @@ ADDRESSED_PROVIDERS = frozenset(
 )
 """Providers with a customer-specific address, whose login comes from the environment."""
 WITHOUT_PUBLIC_ADDRESS = LOCAL_PROVIDERS | {"azure", "azure_ai", "azure_text"}
+KEY_NAMES = {
+    **{
+        name: (name,)
+        for name in ("cerebras", "deepseek", "fireworks_ai", "groq", "mistral", "openai", "together_ai", "xai")
+    },
+    "gemini": ("gemini", "google"),
+    "openrouter": ("openrouter", "or"),
+}
+"""Providers at one public address that need a key, with the first words of the variables where litellm looks for it."""
 PROXIES_KEPT = 64
 """The number of addresses whose proxy is looked up in the environment only once."""
 PROVIDER_HEADER_PREFIX = "llm_provider-"
@@ -86,6 +95,29 @@ PROVIDER_HEADER_PREFIX = "llm_provider-"
 
 
 _log = logging.getLogger(__name__)
+
+
+def is_known_to_litellm(config: LLMConfig) -> bool:
+    """Return whether the table of models has the provider or the name of a model; litellm itself knows further ones."""
+    first, _, rest = config.model.partition("/")
+    is_named = config.custom_llm_provider is not None or (bool(rest) and first in list_providers())
+    return is_named or config.base_url is not None or look_up(config.model) is not None
+
+
+def check_provider(config: LLMConfig, *, has_key: bool) -> None:
+    """Reject a model whose provider has no address, or needs a key and finds none. litellm is not imported for it.
+
+    Args:
+        has_key: the calls have a key, whatever the environment has.
+
+    Raises:
+        LLMConfigError: there is no address or no key.
+    """
+    provider = find_provider(config.model, config.custom_llm_provider)
+    _check_address(config, provider)
+    names = () if has_key else KEY_NAMES.get(provider, ())
+    if names and config.base_url is None and not any(has_provider_key(name) for name in names):
+        raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
 
 
 class LitellmLLM:

@@ -115,6 +115,11 @@ class Profiles:
         """The names of the profiles, in the file's order."""
         return tuple(self._named)
 
+    @property
+    def default(self) -> str:
+        """The model of conversations that name none, even if its settings are invalid; empty without one."""
+        return self._find_variable("model") or str(self._base.get("model", ""))
+
     @cached_property
     def table(self) -> ModelTable:
         """The models that conversations may name."""
@@ -284,15 +289,18 @@ class Profiles:
 
     def _inherit(self) -> dict[str, Any]:
         """Return the base's fields. Fields bound to its address are left out if the environment names another one."""
-        given = {
-            name: self._env.get(ENV_PREFIX + name.upper(), "").strip()
-            or (name in ENV_FALLBACK_FIELDS and self._env.get(ENV_FALLBACK_PREFIX + name.upper(), "").strip())
-            for name in ADDRESS_FIELDS
-        }
+        given = {name: self._find_variable(name) for name in ADDRESS_FIELDS}
         filled = self._fill(self._base)
         if _find_address({**filled, **{name: text for name, text in given.items() if text}}) == _find_address(filled):
             return filled
         return {name: value for name, value in filled.items() if name not in ADDRESS_BOUND_FIELDS}
+
+    def _find_variable(self, field: str) -> str:
+        """Return the environment's value of a field; empty if it is not set."""
+        own = self._env.get(ENV_PREFIX + field.upper(), "").strip()
+        if own or field not in ENV_FALLBACK_FIELDS:
+            return own
+        return self._env.get(ENV_FALLBACK_PREFIX + field.upper(), "").strip()
 
     def _fill_or_none(self, name: str, value: Any) -> Any:
         try:

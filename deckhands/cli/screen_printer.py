@@ -23,6 +23,7 @@ from deckhands.client import (
     Summary,
     clean,
     clean_line,
+    ignore_closed_output,
     is_coloured,
     note,
 )
@@ -126,7 +127,8 @@ class ScreenPrinter(EventPrinter):
         if not sys.stderr.isatty():
             note(text)
             return
-        self._area.above([clean_line(text, limit=1_000)])
+        with ignore_closed_output():
+            self._area.above([clean_line(text, limit=1_000)])
 
     def summary(self, summary: Summary) -> None:
         """Print a summary in place of the status line."""

@@ -42,6 +42,7 @@ from broker.runtime import (
 )
 from broker.store import SPACE_FOR_LOG_BYTES, EmbeddedValkey, Store, open_store
 from deckhands.cluster.home import make_disk_full_error
+from deckhands.cluster.model_check import check_models
 
 QUICK_END_SECONDS = 10.0
 """A worker that ends sooner than this after its start counts as failed to start."""
@@ -107,6 +108,7 @@ class ClusterSpec:
         ready_seconds: How long to wait for workers before slow ones are reported.
         is_private: Whether all conversations belong to its starting user, with access to any model and any script.
             False for a cluster that accepts work from elsewhere.
+        checked_models: Models to check before anything starts; an empty name is the default one, if there is one.
         gives_up: Whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
         commands: Command line of a worker, by role.
     """
@@ -122,6 +124,7 @@ class ClusterSpec:
     workspace_roots: tuple[Path, ...] = ()
     ready_seconds: float = 60.0
     is_private: bool = False
+    checked_models: Sequence[str] = ()
     gives_up: bool = True
     commands: Mapping[str, Sequence[str]] = field(
         # -P: prevents importing a user's folder that has the name of one of our packages.
@@ -153,14 +156,11 @@ class Cluster:
         """Start the store, and the workers without waiting for them.
 
         Raises:
-            UsageError: The quota table cannot be used; nothing has started.
+            UsageError: The quota table or a model cannot be used; nothing has started.
             DeckhandsError: See `EmbeddedValkey.start`.
         """
-        quotas = make_worker_environment(CONTROLLER, dict(self.spec.environment)).get("DECKHANDS_QUOTAS", "")
-        if quotas.strip() and self.spec.controllers:
-            from broker.limits import QuotaTable  # most clusters have no quotas, and need not import it
-
-            await asyncio.to_thread(QuotaTable.load_setting, quotas)
+        if self.spec.controllers:
+            await self._check_settings()
         await self.store.start()
         self.logs.mkdir(exist_ok=True)
         (self.spec.directory / "node").mkdir(exist_ok=True)
@@ -174,6 +174,16 @@ class Cluster:
             asyncio.create_task(self._supervise(worker), name=f"watch {worker.name}")
             for worker in self.workers.values()
         ]
+
+    async def _check_settings(self) -> None:
+        environment = make_worker_environment(CONTROLLER, dict(self.spec.environment))
+        if (quotas := environment.get("DECKHANDS_QUOTAS", "")).strip():
+            from broker.limits import QuotaTable  # most clusters have no quotas, and need not import it
+
+            await asyncio.to_thread(QuotaTable.load_setting, quotas)
+        if self.spec.checked_models:
+            is_open = {ANY_MODEL: "1" if self.spec.is_private else ""}
+            await check_models(self.spec.checked_models, {**environment, **is_open})
 
     async def stop(self) -> None:
         """Stop the workers in order, then the store. Idempotent."""

@@ -282,7 +282,10 @@ async def _client(settings: CliSettings, place: str, plan: EvaluationPlan) -> As
     named = [name for name in (*plan.models, plan.critic) if name and "," not in name]
     with supervise(folder, "An evaluation"):
         spec = ClusterSpec(
-            folder, environment={**known, **settings.environment, PRICED_MODELS: ",".join(named)}, is_private=True
+            folder,
+            environment={**known, **settings.environment, PRICED_MODELS: ",".join(named)},
+            is_private=True,
+            checked_models=[name for name in dict.fromkeys([*plan.models, plan.critic]) if name and name != SCRIPTED],
         )
         cluster = Cluster(spec, on_notice=note)
         try:

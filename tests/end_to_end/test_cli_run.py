@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -244,39 +245,64 @@ def test_numbers_have_their_nouns() -> None:
     assert one.sentence == "System prompt of A (1 character, 1 tool)"
 
 
-@pytest.mark.parametrize(
-    ("variables", "model", "message"),
-    [
-        ({}, "anthropic/claude-sonnet-4-5", "There is no key for 'anthropic/claude-sonnet-4-5'. Set LLM_API_KEY."),
-        ({}, "nosuch-model", "No provider is known for the model 'nosuch-model'. Write PROVIDER/NAME"),
-        ({}, "nosuch/model", "No provider is known for the model 'nosuch/model'. Write PROVIDER/NAME"),
-        ({}, "scripted/BROKEN", "The model script 'BROKEN' is not JSON"),
-        ({"DECKHANDS_QUOTAS": "BROKEN"}, "openai/gpt-5", "The quota table is not TOML"),
-        ({"LLM_CONFIG": "BROKEN"}, "openai/gpt-5", "BROKEN"),
-    ],
-    ids=["no key", "unknown model", "unknown provider", "script", "quotas", "profiles"],
-)
-def test_unusable_settings_are_told_once_as_usage(
-    env: dict[str, str], workspace: Path, tmp_path: Path, variables: dict[str, str], model: str, message: str
+UNUSABLE = {
+    "no key": (
+        {},
+        "anthropic/claude-sonnet-4-5",
+        "There is no key for 'anthropic/claude-sonnet-4-5'. Set LLM_API_KEY.",
+    ),
+    "no key of OpenAI": ({}, "openai/gpt-5", "There is no key for 'openai/gpt-5'. Set LLM_API_KEY."),
+    "no key of Gemini": ({}, "gemini/gemini-2.5-pro", "There is no key for 'gemini/gemini-2.5-pro'. Set LLM_API_KEY."),
+    "unknown model": ({}, "nosuch-model", "No provider is known for the model 'nosuch-model'. Write PROVIDER/NAME"),
+    "unknown provider": ({}, "nosuch/model", "No provider is known for the model 'nosuch/model'. Write PROVIDER/NAME"),
+    "no address": ({}, "ollama/llama3", "The provider ollama of 'ollama/llama3' has no public address."),
+    "script": ({}, "scripted/BROKEN", "The model script 'BROKEN' is not JSON"),
+    "recording": ({}, "replay/BROKEN", "The recording 'BROKEN' was not written by `deckhands export`"),
+    "number": ({"LLM_TIMEOUT": "soon"}, "openai/gpt-5", "LLM_TIMEOUT"),
+    "quotas": ({"DECKHANDS_QUOTAS": "BROKEN"}, "openai/gpt-5", "The quota table is not TOML"),
+    "profiles": ({"LLM_CONFIG": "BROKEN"}, "openai/gpt-5", "BROKEN"),
+}
+"""Settings with which no model can be called: further variables, the model, and what is said."""
+NO_KEYS = re.compile(r"\w*(API_KEY|AUTH_TOKEN)\Z|ANTHROPIC_\w+\Z|OPENAI_\w+\Z|GEMINI_\w+\Z|GOOGLE_\w+\Z")
+
+
+@pytest.fixture
+def make_unusable(env: dict[str, str], tmp_path: Path) -> Callable[[str], tuple[dict[str, str], str, str]]:
+    """Return the environment, the model and the message of one of the unusable settings."""
+
+    def make(name: str) -> tuple[dict[str, str], str, str]:
+        variables, model, message = UNUSABLE[name]
+        broken = tmp_path / "broken"
+        broken.write_text('{"turns": [')
+        kept = {each: value for each, value in env.items() if not NO_KEYS.match(each)}
+        named = {each: value.replace("BROKEN", str(broken)) for each, value in variables.items()}
+        return kept | named, model.replace("BROKEN", str(broken)), message.replace("BROKEN", str(broken))
+
+    return make
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_unusable_settings_are_told_before_a_run_starts(
+    make_unusable: Callable[[str], tuple[dict[str, str], str, str]], home: Path, workspace: Path, name: str
 ) -> None:
-    broken = tmp_path / "broken"
-    broken.write_text('{"turns": [')
-    named = {name: value.replace("BROKEN", str(broken)) for name, value in variables.items()}
-    done = deckhands(
-        *("run", "-t", "hi", "-w", workspace, "--model", model.replace("BROKEN", str(broken))), env={**env, **named}
-    )
-    assert done.code == 2, done
-    assert (done.out + done.err).count(message.replace("BROKEN", str(broken))) == 1, done
-    assert "Iterations" not in done.out
+    env, model, message = make_unusable(name)
+    done = deckhands("run", "-t", "hi", "-w", workspace, "--model", model, env=env)
+    assert (done.code, done.out) == (2, ""), done
+    assert " ".join(done.err.split()).count(message) == 1, done
+    assert "Conversation" not in done.err, done
+    assert {path.name for path in (home / "runs").glob("*/*")} == {"supervisor.lock"}, "something was started"
+    assert deckhands("ls", "--json", env=env).json == []
 
 
-def test_cluster_does_not_start_with_unusable_settings(env: dict[str, str], home: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.write_text("x = ")
-    done = deckhands("up", env={**env, "DECKHANDS_QUOTAS": str(broken)})
-    assert done.code == 2, done
-    assert done.err.count("The quota table is not TOML") == 1, done
-    assert "The cluster is up" not in done.out
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_cluster_does_not_start_with_unusable_settings(
+    make_unusable: Callable[[str], tuple[dict[str, str], str, str]], home: Path, name: str
+) -> None:
+    env, model, message = make_unusable(name)
+    with started("up", "--tools", "0", "--ingresses", "0", "--jobs", "0", env={**env, "LLM_MODEL": model}) as running:
+        done = finished(running)
+    assert (done.code, done.out) == (2, ""), done
+    assert " ".join(done.err.split()).count(message) == 1, done
     assert not (home / "cluster" / "valkey").exists(), "the store was started"
     assert not (home / "cluster" / "logs").exists(), "a worker was started"
 

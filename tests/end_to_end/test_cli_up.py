@@ -69,6 +69,8 @@ def test_printed_command_lists_conversations_of_both_workers(tmp_path):
     with started("up", "--sandbox", "none", "--ingresses", "2", env=env) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
         assert "1 controller worker, 1 tool worker, 2 ingress workers, 1 jobs worker and 1 beat." in greeting
+        assert "page:   not served: start with --web, or run `deckhands serve` in another terminal" in greeting
+        assert (tmp_path / "cluster" / "valkey" / "password").read_text() not in greeting
         (command,) = re.findall(r"ask: +(.+)", greeting)
         cid = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
 

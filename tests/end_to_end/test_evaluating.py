@@ -85,6 +85,18 @@ def test_arguments_that_cannot_be_used_begin_nothing(tmp_path: Path, env: dict[s
         assert not (out / why[:5] / "evaluation.json").exists()
 
 
+@pytest.mark.parametrize("role", ["model", "critic"])
+def test_unusable_model_is_told_before_an_evaluation_starts(tmp_path: Path, env: dict[str, str], role: str) -> None:
+    rows = write_rows(tmp_path, [{"id": "six", "task": "2 * 3?", "answer": "6"}])
+    models = {"model": script(tmp_path / "script.json", finish("6")), role: "nosuch/model"}
+    options = [word for name, model in models.items() for word in (f"--{name}", model)]
+    done = deckhands("eval", "run", rows, *options, "--out", tmp_path / "out", env=env)
+    assert (done.code, done.out) == (2, ""), done
+    assert done.err.count("No provider is known for the model 'nosuch/model'.") == 1, done
+    (folder,) = (tmp_path / "home" / "evaluations").iterdir()
+    assert not (folder / "valkey").exists(), "the store was started"
+
+
 def test_published_tasks_are_solved_by_their_own_solutions(tmp_path: Path, env: dict[str, str]) -> None:
     harbor_task(tmp_path / "tasks" / "hello")
     for number, dataset in enumerate((tmp_path / "tasks", write_rows(tmp_path, [HUMAN_EVAL]))):

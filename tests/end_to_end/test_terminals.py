@@ -175,8 +175,13 @@ async def test_a_person_watches_a_cluster_and_acts_on_it(cluster: FaultCluster) 
         with person([*COMMAND, "top"], env, columns=170) as seen:
             _see_the_list(seen, done, asking, waiting)
             _refuse_an_action(seen, asking)
+            seen.type("?")
+            seen.waits_for("Interrupt", "Focus Next")
+            seen.type("?")
+            seen.waits_for("Interrupt", gone="Focus Next")
             seen.type("\x1b")
             seen.waits_for("CONVERSATION")
+            _read_the_keys(seen)
             seen.type("c")
             seen.waits_for("Queues", "ready_interactive")
             seen.type("q")
@@ -210,6 +215,13 @@ def _see_the_list(seen: Person, done: str, asking: str, waiting: str) -> None:
     seen.waits_for("Open", gone="words that must")
 
 
+def _read_the_keys(seen: Person) -> None:
+    seen.type("?")
+    seen.waits_for("Page up", "First", "Open")
+    seen.type("?")
+    seen.waits_for("CONVERSATION", gone="Page up")
+
+
 def _refuse_an_action(seen: Person, asking: str) -> None:
     seen.type("\r")
     seen.waits_for("waits for a user", "The agent asks to run action", "echo begin-0", "You: do it")
@@ -239,3 +251,31 @@ def test_without_a_terminal_it_says_what_to_use(tmp_path: Path, verb: str, remed
     done = deckhands(verb, env=environment(tmp_path))
     assert (done.code, done.out) == (2, "")
     assert f"deckhands: `deckhands {verb}` needs a terminal.\n{remedy}" in done.err
+
+
+@pytest.mark.parametrize(
+    ("key", "option"), [("\x03", "--stream"), ("", ""), ("", "--plain"), ("", "--stream")], ids=str
+)
+def test_terminal_that_interrupts_or_closes_ends_a_run_in_order(tmp_path: Path, key: str, option: str) -> None:
+    folder, home = tmp_path / "folder", tmp_path / "home"
+    folder.mkdir()
+    model = script(tmp_path / "model.json", bash("touch begun; sleep 600"), finish("Done."))
+    run = [*COMMAND, "run", "--sandbox", "none", "-t", "do it", "-w", folder, "--model", model, *option.split()]
+    with person(run, environment(home)) as seen:
+        seen.waits_for("$ touch begun; sleep 600", limit=90)
+        while not (folder / "begun").exists():
+            seen.look()
+        if key:
+            seen.type(key)
+            seen.leaves()
+    assert seen.running.returncode == 130
+    (run_folder,) = (home / "runs").iterdir()
+    if key:
+        assert "State:        stopped" in seen.text, seen.text
+        assert f"Continue with `deckhands run --resume {run_folder.name}`." in " ".join(seen.text.split()), seen.text
+    assert json.loads((run_folder / "summary.json").read_text())["state"] == "stopped"
+    events = [json.loads(line) for line in (run_folder / "events.jsonl").read_text().splitlines()]
+    assert (events[-1]["kind"], events[-1]["agent_state"]) == ("observation.agent_state_changed", "stopped")
+    shown = deckhands("logs", run_folder.name, env=environment(home))
+    assert shown.out.splitlines()[-1] == "(stopped)", shown
+    assert not (home / "errors.log").exists()

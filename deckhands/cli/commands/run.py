@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from broker.contract import Event, RiskyAction, asks_model
+from broker.contract import RiskyAction, asks_model
 from broker.runtime import UsageError, check_conversation_id
 from deckhands.cli.command_group import with_options
 from deckhands.cli.commands.confirming import ask_at_terminal
@@ -48,6 +49,8 @@ from deckhands.client import (
 )
 from deckhands.cluster import Home
 from deckhands.settings import CliSettings
+
+T = TypeVar("T")
 
 SECTION = "Start a conversation"
 SUMMARIES = {"run": "Run one task on a directory, with a private store and workers."}
@@ -187,8 +190,10 @@ def _refuse_options_of_new_runs() -> None:
 
 async def _run(settings: CliSettings, task: Task, printer: EventPrinter, *, is_streamed: bool) -> Ending:
     home = Home(settings.home)
-    watcher = RunCallbacks(on_notice=printer.note, on_piece=printer.piece if is_streamed else None)
-    watcher.on_event = partial(_show, watcher, printer)
+    watcher = RunCallbacks(on_notice=printer.note)
+    watcher.on_event = partial(_show, watcher, printer.event)
+    if is_streamed:
+        watcher.on_piece = partial(_show, watcher, printer.piece)
     if sys.stdin.isatty():
         watcher.ask = partial(_ask, printer)
     watcher.on_start = lambda conversation_id: printer.note(f"Conversation {conversation_id}")
@@ -204,10 +209,10 @@ async def _ask(printer: EventPrinter, action: RiskyAction) -> bool | dict[str, A
         return await ask_at_terminal(action)
 
 
-def _show(watcher: RunCallbacks, printer: EventPrinter, event: Event) -> None:
-    """Print an event; stop the run gracefully if the reader of the output has closed it."""
+def _show(watcher: RunCallbacks, show: Callable[[T], None], what: T) -> None:
+    """Print an event or a piece; stop the run gracefully if the reader or the terminal has closed the output."""
     with ignore_closed_output(watcher.interrupted.set):
-        printer.event(event)
+        show(what)
 
 
 def _interrupt(watcher: RunCallbacks, printer: EventPrinter) -> None:

@@ -166,6 +166,7 @@ def up(options: UpOptions) -> None:
         environment=environment,
         port=options.port,
         workspace_roots=_roots(options.workspace_roots, environment),
+        checked_models=("",),
         gives_up=False,
     )
     if settings.url is not None:
@@ -208,7 +209,7 @@ async def _run_cluster(home: Home, spec: ClusterSpec, settings: CliSettings, opt
             await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not stopped.done():
                 await ready
-                print_text(_greeting(home, cluster, settings.model))
+                print_text(_greeting(home, cluster, settings.model, has_page=options.web))
                 for finding in await asyncio.to_thread(examine_retention, spec.environment):
                     if not finding.is_good:
                         note(f"{finding.name.capitalize()}: {finding.detail}")
@@ -253,7 +254,7 @@ async def _print_failures(url: str) -> None:
         await store.aclose()
 
 
-def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
+def _greeting(home: Home, cluster: Cluster, model: str | None, *, has_page: bool) -> str:
     """Return the notes to print for a cluster. The password stays in a file: screens are shared and logged."""
     spec, store = cluster.spec, cluster.store
     counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.ingresses, "ingress worker")]
@@ -267,6 +268,7 @@ def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
         f"  ask:    {_question(home)}",
         f"  logs:   {cluster.logs}",
         f"  model:  {model or 'none by default: set LLM_MODEL or LLM_CONFIG here'}",
+        *([] if has_page else ["  page:   not served: start with --web, or run `deckhands serve` in another terminal"]),
         "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
     ]
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from broker.contract import ConversationCreated, Event
 from broker.coordination import WorkspaceOrders
@@ -95,7 +95,10 @@ async def private_place(
         workspace = task.spec.workspace_spec()
         if isinstance(created, ConversationCreated):
             agent, workspace = created.agent, created.workspace
-        cluster = Cluster(private_cluster(folder.path, agent, workspace, settings.environment), on_notice=on_notice)
+        spec = private_cluster(folder.path, agent, workspace, settings.environment)
+        if created:  # its log knows the model that it has now
+            spec = replace(spec, checked_models=())
+        cluster = Cluster(spec, on_notice=on_notice)
         try:
             await cluster.start()
             async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:

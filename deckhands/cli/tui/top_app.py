@@ -8,8 +8,8 @@ from __future__ import annotations
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
-from textual.screen import Screen
-from textual.widgets import Footer, Input, Static
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Footer, HelpPanel, Input, Static
 
 from broker.runtime import SYSTEM_CLOCK, DeckhandsError, StoreError, format_count
 from deckhands.cli.tui.actions import run_action
@@ -59,6 +59,7 @@ class Top(App[None]):
     ConversationList { height: 1fr; }
     """
     BINDINGS = [  # noqa: RUF012
+        Binding("question_mark", "toggle_help", "Keys"),
         Binding("q", "quit", "Quit"),
         Binding("slash", "filter", "Filter"),
         Binding("escape", "unfilter", "All", show=False),
@@ -88,8 +89,17 @@ class Top(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Return whether a key works here: the keys of the list work only on the list."""
+        if action == "toggle_help":
+            return not isinstance(self.screen, ModalScreen)
         is_ours = any(isinstance(key, Binding) and key.action.partition("(")[0] == action for key in self.BINDINGS)
         return not is_ours or len(self.screen_stack) == 1
+
+    def action_toggle_help(self) -> None:
+        """Show all keys of this screen beside it, or hide them."""
+        if self.screen.query(HelpPanel):
+            self.action_hide_help_panel()
+        else:
+            self.action_show_help_panel()
 
     def compose(self) -> ComposeResult:
         """Lay out the head, the filter and the list."""

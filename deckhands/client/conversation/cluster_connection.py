@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -122,8 +123,10 @@ class ClusterConnection:
             starting.enter_context(supervise(folder.path, "A conversation"))
             if folder.has_events and isinstance(created := folder.events()[0], ConversationCreated):
                 agent, workspace = created.agent, created.workspace
-            known = {**settings.environment, **environment}
-            cluster = Cluster(private_cluster(folder.path, agent, workspace, known))
+            spec = private_cluster(folder.path, agent, workspace, {**settings.environment, **environment})
+            if folder.has_events:  # the log knows the model that it has now
+                spec = replace(spec, checked_models=())
+            cluster = Cluster(spec)
             starting.push_async_callback(cluster.stop)
             await cluster.start()
             client = await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS)

@@ -12,6 +12,7 @@ Does not: decide what to show, see `deckhands.client.reading.rendering` and `dec
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -84,6 +85,10 @@ def fit_width(line: str, columns: int) -> str:
     return line + "…" if columns > 0 else ""
 
 
+CLOSED = frozenset({errno.EPIPE, errno.EIO})
+"""Errors of a write to a pipe that has no reader, and to a terminal that has been closed."""
+
+
 def print_text(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print a text, with control characters as escapes."""
     click.echo(clean(text) + end, err=err, nl=False)
@@ -150,18 +155,19 @@ def note(text: str) -> None:
     """Print a notice on standard error, if it is open."""
     try:
         print_text(clean_line(text, limit=1_000), err=True)
-    except BrokenPipeError:  # the rest of the buffer would change the exit code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    except OSError:
-        return
+    except OSError as error:
+        if error.errno in CLOSED:  # the rest of the buffer would change the exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 @contextmanager
 def ignore_closed_output(on_gone: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Continue after the reader of standard output has closed it, and drop further output."""
+    """Continue after the reader of standard output, or its terminal, has closed it, and drop further output."""
     try:
         yield
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in CLOSED:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         on_gone()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -142,6 +142,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         agent = created.agent if created else task.spec.agent_spec()
         memory = agent.memory
         spec = private_cluster(folder.path, agent, workspace, environment)
+        if created:  # its log knows the model that it has now
+            spec = replace(spec, checked_models=(task.model,) if task.model else ())
         cluster = Cluster(spec, on_notice=watcher.on_notice)
         watcher.at_once = cluster.kill_all
         try:

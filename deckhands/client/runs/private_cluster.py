@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from broker.contract import AgentSpec, GitSource, WorkspaceSpec
+from broker.contract import AgentSpec, GitSource, WorkspaceSpec, asks_model
 from broker.coordination import ClusterMember, find_silent_roles, list_members
 from broker.runtime import OutcomeUnknown, StoreUnavailable
 from deckhands.client.client import Client
@@ -42,7 +42,8 @@ def private_cluster(
     for directory in directories:
         check_directory(directory, environment)
     known = {**_own_model(agent.llm.model, environment), **environment, **demanded}
-    return ClusterSpec(folder, environment=known, workspace_roots=directories, is_private=True)
+    checked = (agent.llm.model or "",) if asks_model(agent.name) else ()
+    return ClusterSpec(folder, environment=known, workspace_roots=directories, is_private=True, checked_models=checked)
 
 
 def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) -> dict[str, str]:
