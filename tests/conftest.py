@@ -1,6 +1,6 @@
 """Settings of all tests: Hypothesis, garbage collection, and the stores.
 
-Holds: no test leaves a program running that has a file of the tests open.
+Holds: no test leaves a program running that has a file of the tests open, or an overlay mounted.
 """
 
 import gc
@@ -26,6 +26,7 @@ from tests.stores import (  # noqa: F401  (fixtures)
     valkey_server,
     valkey_store,
 )
+from tool_worker.workspace.files.overlay_mounts import unmount_below
 
 settings.load_profile(PUSH)  # `make soak` loads the other one, by --hypothesis-profile
 
@@ -81,6 +82,12 @@ def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield
     _, left = psutil.wait_procs([*users_of(tmp_path_factory.getbasetemp())], timeout=ENDING_SECONDS)
     assert not left, "tests left programs running:\n" + "\n".join(map(str, left))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield
+    unmount_below(tmp_path_factory.getbasetemp())
 
 
 def users_of(folder: Path) -> Iterator[psutil.Process]:
