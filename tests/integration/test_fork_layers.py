@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated
 from broker.contract.observations import ErrorObservation
+from broker.coordination.action_streams import ControlDelivery
 from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
@@ -31,6 +34,7 @@ from tests.integration.checkpoint_nodes import (
     prepared,
     printed,
 )
+from tests.polling import until
 from tool_worker.worker.node.reaper import Reaper
 from tool_worker.workspace import layers
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
@@ -172,6 +176,25 @@ async def test_lost_layer_is_restored_from_the_last_checkpoint(log: EventLog, ov
         assert printed(await again.run("cat src/mine src/link", conversation_id="fork")) == "mine\none"
 
 
+CLOSE = ControlDelivery("fork", 0, "close", "")
+KILLED_REMOVAL = """
+import os, sys
+from pathlib import Path
+from tool_worker.workspace.layers import move_away
+rename, left = Path.rename, int(sys.argv[2])
+
+def rename_and_die(self, target):
+    global left
+    rename(self, target)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), 9)
+
+Path.rename = rename_and_die
+target = Path(sys.argv[1], ".draft-of-the-killed")
+target.mkdir()
+move_away(Path(sys.argv[1]), target)
+"""
 STATES = ("layer-begun", "layer-made", "noted", "mounted")
 KILLED = """
 import os, sys
@@ -276,18 +299,82 @@ async def test_shell_state_of_a_hostile_agent_harms_only_its_forks_shell(
         assert printed(await one.run("/bin/pwd; /bin/cat src/link", conversation_id="fork")).endswith("one")
 
 
-def test_second_mount_of_the_same_changes_is_refused(overlays: Path) -> None:
-    def restore(target: Path) -> None:
-        target.mkdir()
+async def until_locked(path: Path) -> None:
+    """Wait until somebody waits for the lock of a file."""
+    number = f":{path.stat().st_ino} "
+    await until(lambda: any("->" in line and number in line for line in Path("/proc/locks").read_text().splitlines()))
 
-    (overlays / "fork").mkdir()
-    Layers(overlays).create_workspace("fork", "aa", CopyMethod.OVERLAY, restore)
-    # As in another container, which shares the directory but not the mount.
-    program = (
-        f"from pathlib import Path; from tool_worker.workspace.layers import attach; attach(Path('{overlays}/fork'))"
-    )
-    script = f'umount --lazy {overlays}/fork/workspace && exec {sys.executable} -c "$1"'
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", program]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert "WorkspaceUnavailable" in done.stderr
-    assert "It is mounted in another container" in done.stderr
+
+async def test_save_that_waits_while_the_workspace_is_closed_saves_its_files(log: EventLog, overlays: Path) -> None:
+    async with prepared(log, overlays) as one:
+        await fork(log, "fork")
+        await one.run("echo mine > mine", conversation_id="fork")
+        await one.executor.execute_control(CLOSE)
+        with (overlays / "fork" / "saving.lock").open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)  # another worker saves it
+            saving = asyncio.create_task(one.checkpointing.save("fork"))
+            await until_locked(overlays / "fork" / "saving.lock")
+            detach(overlays / "fork")  # and then unmounts it
+        saved = await saving
+        assert saved is not None
+        assert saved.files == 5
+
+
+async def test_close_leaves_a_workspace_mounted_that_was_opened_meanwhile(log: EventLog, overlays: Path) -> None:
+    async with prepared(log, overlays) as one:
+        await fork(log, "fork")
+        await one.run("true", conversation_id="fork")
+        with (overlays / "fork" / "saving.lock").open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            closing = asyncio.create_task(one.executor.execute_control(CLOSE))
+            await until_locked(overlays / "fork" / "saving.lock")
+            await one.run("echo mine > mine", conversation_id="fork")
+        await closing
+        assert is_mounted(overlays / "fork" / "workspace")
+        assert await one.checkpointing.save("fork") is not None
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+async def test_killed_removal_brings_back_no_outdated_files(log: EventLog, overlays: Path, renames: int) -> None:
+    async with prepared(log, overlays) as one:
+        await fork(log, "fork")
+        await one.run("echo mine > mine", conversation_id="fork")
+        await one.executor.execute_control(CLOSE)
+        attach(overlays / "fork")
+        (overlays / "fork" / "workspace" / "src" / "mine").write_text("outdated")
+        done = subprocess.run([sys.executable, "-c", KILLED_REMOVAL, overlays / "fork", str(renames)], check=False)
+        assert done.returncode == -signal.SIGKILL
+        told = await one.run("cat src/mine", conversation_id="fork", moves=1)
+        assert isinstance(told, ErrorObservation), told
+        assert told.content.startswith("The files of this workspace were restored from the last checkpoint")
+        assert printed(await one.run("cat src/mine", conversation_id="fork", moves=1)) == "mine"
+
+
+@pytest.mark.parametrize(("first", "moves"), [(True, 0), (True, 1), (False, 1)])
+async def test_fork_is_told_when_its_unsaved_changes_are_lost(
+    log: EventLog, overlays: Path, first: bool, moves: int
+) -> None:
+    async with prepared(log, overlays):
+        await fork(log, "fork")
+    place = overlays.parent / "place"
+    if first:
+        async with node(log, overlays, place, every=10) as lost:
+            await lost.run("echo two > link", conversation_id="fork")
+    else:  # its first action may have run, too
+        await log.append("fork", [CmdRunAction(command="echo two > link")])
+    async with node(log, overlays.parent / "other", place, every=10) as other:
+        told = await other.run("true", conversation_id="fork", moves=moves)
+        assert isinstance(told, ErrorObservation), told
+        assert "that this one was forked from, as they were after event 3" in told.content
+
+
+async def test_lost_layer_of_an_unsaved_fork_is_told(log: EventLog, overlays: Path) -> None:
+    async with prepared(log, overlays):
+        await fork(log, "fork")
+    async with node(log, overlays, overlays.parent / "place", every=10) as one:
+        await log.append("fork", [CmdRunAction(command="echo two > link")])
+        action = (await log.read("fork"))[-1]
+        assert await one.checkpointing.recover("fork", action.id) is None
+        detach(overlays / "fork")
+        remove_tree(overlays / ".node" / "layers")
+        assert "as they were after event 3" in (await one.checkpointing.recover("fork", action.id) or "")
