@@ -23,6 +23,7 @@ from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
+from deckhands.client.transfers.files import WorkspaceFiles
 from tests.integration.checkpoint_nodes import (
     CID,
     SHARING,
@@ -33,6 +34,7 @@ from tests.integration.checkpoint_nodes import (
     prefix,
     prepared,
     printed,
+    serve,
 )
 from tests.polling import until
 from tool_worker.worker.node.reaper import Reaper
@@ -350,6 +352,20 @@ async def test_killed_removal_brings_back_no_outdated_files(log: EventLog, overl
         assert printed(await one.run("cat src/mine", conversation_id="fork", moves=1)) == "mine"
 
 
+async def test_fork_has_files_that_a_user_uploaded_after_the_last_action(valkey_store: Store, overlays: Path) -> None:
+    """An upload is no event, so that the log does not show that the files of an earlier checkpoint are outdated."""
+    log = EventLog(valkey_store)
+    await log.create(ConversationCreated(conversation_id=CID))
+    (overlays.parent / "sent").write_text("by hand")
+    async with prepared(log, overlays) as one:
+        await serve(one, valkey_store, WorkspaceFiles(valkey_store).upload(CID, overlays.parent / "sent", "src"))
+        await fork(log, "fork")
+        found = await one.run("cat sent", conversation_id="fork")
+        assert printed(found) == "by hand"
+        assert prefix(found).startswith(f"{SHARING} as they were saved after event 3, and so are")
+        assert "Changes by users and background programs since then are not in them." in prefix(found)
+
+
 @pytest.mark.parametrize(("first", "moves"), [(True, 0), (True, 1), (False, 1)])
 async def test_fork_is_told_when_its_unsaved_changes_are_lost(
     log: EventLog, overlays: Path, first: bool, moves: int
@@ -378,3 +394,18 @@ async def test_lost_layer_of_an_unsaved_fork_is_told(log: EventLog, overlays: Pa
         detach(overlays / "fork")
         remove_tree(overlays / ".node" / "layers")
         assert "as they were after event 3" in (await one.checkpointing.recover("fork", action.id) or "")
+
+
+async def test_saved_shell_is_removed_once_the_fork_has_it(log: EventLog, overlays: Path) -> None:
+    """Its exported variables may be secrets of the tenant."""
+    async with prepared(log, overlays, "export TOKEN=correct-horse") as one:
+        await fork(log, "fork")
+        await log.append("fork", [CmdRunAction(command="true")])
+        await one.checkpointing.recover("fork", (await log.read("fork"))[-1].id)
+        assert find_files(overlays / "fork", b"correct-horse") == ["shell.json"]
+        assert printed(await one.run("echo $TOKEN", conversation_id="fork")) == "correct-horse"
+        assert "shell.json" not in find_files(overlays / "fork", b"correct-horse")
+
+
+def find_files(folder: Path, content: bytes) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and content in path.read_bytes())

@@ -137,7 +137,8 @@ class TransferService:
             content = b"" if request.transfer else await self._transfers.load_content(conversation_id, token)
             noted = self._note_path(conversation_id, token)
             done = await asyncio.to_thread(self._unpack, folder, request, content, noted)
-            self._checkpointing.note_change(conversation_id)
+            if directory == folder.workspace:
+                await self._checkpointing.save_upload(conversation_id)
             return done, None
         if request.what == "download":
             return await asyncio.to_thread(self._pack_current, folder, request.path, token)

@@ -270,15 +270,17 @@ class Checkpointing:
         """Return whether a workspace was created from a source."""
         return (await self._log.load_workspace(conversation_id)).source is not None
 
-    def note_change(self, conversation_id: str) -> None:
-        """Count a change that was not made by an action."""
+    async def save_upload(self, conversation_id: str) -> None:
+        """Save a workspace after a change that no event of the log shows: a fork would lack it. A failure is logged."""
         self._get_state(conversation_id).changes += 1
+        await self._try_to_save(conversation_id)
 
     async def note_result(self, conversation_id: str, use: WorkspaceUse) -> None:
         """Count an observation with a possible change, and save the workspace when a checkpoint is due.
 
         A failure is logged: the actions themselves have succeeded, and the next one tries again.
         """
+        HostFolder(self._root, conversation_id).drop_used_shell()
         if self._checkpoints is None or use is not WorkspaceUse.CHANGED:
             return
         kept = self._get_state(conversation_id)
@@ -315,7 +317,7 @@ class Checkpointing:
                 if shell is None:
                     return None
                 seen = asyncio.run_coroutine_threadsafe(capture_shell(folder), loop).result(SHELL_LIMIT_SECONDS)
-                return shell if seen is not None and seen.newest == shell.newest else None
+                return replace(shell, event=event) if seen is not None and seen.newest == shell.newest else None
 
             save = partial(self._checkpoints.save, conversation_id, known=kept.files, event=event, get_shell=get_shell)
             saved = await asyncio.to_thread(_save_locked, directory.parent, save)
