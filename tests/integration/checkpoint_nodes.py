@@ -29,7 +29,7 @@ from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints
 from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
 from tool_worker.workspace.files.overlay_mounts import unmount_below
 from tool_worker.workspace.files.staging import remove_tree
-from tool_worker.workspace.layers import CopyMethod, find_copy_method
+from tool_worker.workspace.layers import CopyMethod, Layers, find_copy_method
 from tool_worker.workspace.named_directories import NamedDirectories
 
 T = TypeVar("T")
@@ -61,10 +61,10 @@ class Node:
 
 @asynccontextmanager
 async def node(
-    log: EventLog, root: Path, place: Path | None, *, every: int = 2, sandbox: str = "bwrap"
+    log: EventLog, root: Path, place: Path | None, *, every: int = 2, sandbox: str = "bwrap", may_mount: bool = True
 ) -> AsyncIterator[Node]:
     checkpoints = Checkpoints(f"file://{place}", SystemClock()) if place is not None else None
-    checkpointing = Checkpointing(log, root, checkpoints, every=every)
+    checkpointing = Checkpointing(log, root, checkpoints, every=every, layers=Layers(root, may_mount=may_mount))
     async with opened(root, sandbox=sandbox, named=NamedDirectories([root.parent / "project"])) as workspaces:
         yield Node(log, root, Executor(log, workspaces, worker_id="tool-1", checkpointing=checkpointing), checkpointing)
 
@@ -119,9 +119,9 @@ async def fork(log: EventLog, name: str, *, at: int | None = None, of: str = CID
 
 
 @asynccontextmanager
-async def prepared(log: EventLog, root: Path, command: str = PREPARE) -> AsyncIterator[Node]:
+async def prepared(log: EventLog, root: Path, command: str = PREPARE, *, may_mount: bool = True) -> AsyncIterator[Node]:
     """Yield a node with a conversation whose workspace is prepared and saved."""
-    async with node(log, root, root.parent / "place", every=1) as one:
+    async with node(log, root, root.parent / "place", every=1, may_mount=may_mount) as one:
         done = await one.run(command)
         assert isinstance(done, CmdOutputObservation)
         assert done.metadata.exit_code == 0, done.content

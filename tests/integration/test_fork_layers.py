@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import shutil
 import signal
@@ -38,7 +39,6 @@ from tests.integration.checkpoint_nodes import (
 )
 from tests.polling import until
 from tool_worker.worker.node.reaper import Reaper
-from tool_worker.workspace import layers
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
 from tool_worker.workspace.files.overlay_mounts import is_mounted, unmount, unmount_below
 from tool_worker.workspace.files.staging import remove_tree
@@ -48,16 +48,20 @@ from tool_worker.workspace.layers import CopyMethod, Layers, attach, detach
 
 
 @pytest.fixture(params=list(CopyMethod))
-def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of a node whose forks get their files in one way."""
-    method, root = request.param, tmp_path / "node"
+def method(request: pytest.FixtureRequest) -> CopyMethod:
+    """How forks get their files."""
+    return CopyMethod(request.param)
+
+
+@pytest.fixture
+def root(method: CopyMethod, tmp_path: Path) -> Iterator[Path]:
+    """The directory of a node whose forks get their files in this way."""
+    root = tmp_path / "node"
     root.mkdir()
     if method is CopyMethod.OVERLAY and not can_mount(tmp_path / "trial"):
         pytest.skip("this process may not mount overlays")
     if method is CopyMethod.REFLINK:
         make_xfs(tmp_path / "disk", root)
-    if method is not CopyMethod.OVERLAY:
-        monkeypatch.setattr(layers, "_can_mount", lambda _: False)  # as without the right to
     yield root
     unmount_below(root)
     if method is CopyMethod.REFLINK:
@@ -90,8 +94,8 @@ async def log(memory_store: Store) -> EventLog:
     return log
 
 
-async def test_forks_start_with_files_shell_and_directory(log: EventLog, root: Path) -> None:
-    async with prepared(log, root) as one:
+async def test_forks_start_with_files_shell_and_directory(log: EventLog, root: Path, method: CopyMethod) -> None:
+    async with prepared(log, root, may_mount=method is CopyMethod.OVERLAY) as one:
         for name in ("first", "second"):
             await fork(log, name)
             asked = 'pwd; cat link; printf "%s\n" "$TOKENS"; bash -c "greet you"; umask; echo ${PATH%%:*} ${plain-none}'
@@ -108,8 +112,9 @@ async def test_forks_start_with_files_shell_and_directory(log: EventLog, root: P
             assert printed(await one.run("cat link; ls -1", conversation_id=name)) == "one\ndeep\nlink"
 
 
-async def test_fork_without_a_sandbox_keeps_its_own_paths(log: EventLog, root: Path) -> None:
-    async with node(log, root, root.parent / "place", every=1, sandbox="none") as one:
+async def test_fork_without_a_sandbox_keeps_its_own_paths(log: EventLog, root: Path, method: CopyMethod) -> None:
+    may_mount, place = method is CopyMethod.OVERLAY, root.parent / "place"
+    async with node(log, root, place, every=1, sandbox="none", may_mount=may_mount) as one:
         await one.run("mkdir d && cd d && export HERE=$PWD && cd .. && cd d")
         await fork(log, "fork")
         found = await one.run("pwd; echo $HERE", conversation_id="fork")
@@ -122,8 +127,7 @@ async def test_fork_in_mid_action_is_told_instead(log: EventLog, overlays: Path)
         await fork(log, "early", at=3)
         assert prefix(await one.run("true", conversation_id="early")).startswith(SHARING)
         running = asyncio.create_task(one.run("echo begun > begun; while [ ! -e go ]; do sleep 0.05; done"))
-        while not (overlays / CID / "workspace" / "src" / "begun").exists():
-            await asyncio.sleep(0.02)
+        await until((overlays / CID / "workspace" / "src" / "begun").exists)
         await one.checkpointing.save(CID)
         await fork(log, "during")
         (overlays / CID / "workspace" / "src" / "go").touch()
@@ -244,10 +248,10 @@ def test_killed_worker_leaves_a_fork_that_the_next_one_completes(overlays: Path,
         assert (folder / "workspace" / "file").read_text() == "one"
     (folder / "workspace" / "file").write_text("two")
     assert (overlays / ".node" / "layers" / "aa" / "tree" / "file").read_text() == "one"
-    assert Layers(overlays).remove_unused(keep_seconds=-1) == 0
+    assert Layers(overlays).remove_unused(math.inf) == 0
     remove_tree(folder)
-    assert Layers(overlays).remove_unused(keep_seconds=3600) == 0
-    assert Layers(overlays).remove_unused(keep_seconds=-1) == 1
+    assert Layers(overlays).remove_unused(0.0) == 0
+    assert Layers(overlays).remove_unused(math.inf) == 1
     assert list((overlays / ".node" / "layers").iterdir()) == []
 
 
@@ -287,9 +291,7 @@ async def test_secrets_in_the_shell_are_not_saved(memory_store: Store, overlays:
 
 
 @pytest.mark.parametrize("script", ["exit 3", "kill -9 $$", "cd /; exec true", "unset PATH HOME"])
-async def test_shell_state_of_a_hostile_agent_harms_only_its_forks_shell(
-    log: EventLog, overlays: Path, script: str
-) -> None:
+async def test_shell_state_of_a_hostile_agent_harms_its_forks_alone(log: EventLog, overlays: Path, script: str) -> None:
     """A state comes from the agent's own shell, so it may be anything."""
     async with prepared(log, overlays) as one:
         place = overlays.parent / "place"
@@ -307,7 +309,7 @@ async def until_locked(path: Path) -> None:
     await until(lambda: any("->" in line and number in line for line in Path("/proc/locks").read_text().splitlines()))
 
 
-async def test_save_that_waits_while_the_workspace_is_closed_saves_its_files(log: EventLog, overlays: Path) -> None:
+async def test_save_that_waits_for_a_close_saves_all_files(log: EventLog, overlays: Path) -> None:
     async with prepared(log, overlays) as one:
         await fork(log, "fork")
         await one.run("echo mine > mine", conversation_id="fork")
@@ -352,7 +354,7 @@ async def test_killed_removal_brings_back_no_outdated_files(log: EventLog, overl
         assert printed(await one.run("cat src/mine", conversation_id="fork", moves=1)) == "mine"
 
 
-async def test_fork_has_files_that_a_user_uploaded_after_the_last_action(valkey_store: Store, overlays: Path) -> None:
+async def test_fork_has_files_that_a_user_uploaded_last(valkey_store: Store, overlays: Path) -> None:
     """An upload is no event, so that the log does not show that the files of an earlier checkpoint are outdated."""
     log = EventLog(valkey_store)
     await log.create(ConversationCreated(conversation_id=CID))

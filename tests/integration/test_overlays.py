@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import shutil
@@ -39,7 +40,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 def repeat_in_threads(*works: Callable[[], object]) -> None:
-    """Repeat each work in a thread of its own, and raise the first error."""
+    """Repeat each work in a separate thread, and raise the first error."""
 
     def repeat(work: Callable[[], object]) -> None:
         for _ in range(ROUNDS):
@@ -72,7 +73,7 @@ def test_unreadable_note_keeps_the_layer(root: Path) -> None:
     kept = note.rename(root / "kept")
     note.symlink_to(note)
     with pytest.raises(OSError, match="Too many levels"):
-        Layers(root).remove_unused(keep_seconds=-1)
+        Layers(root).remove_unused(math.inf)
     with pytest.raises(WorkspaceUnavailable, match="Too many levels"):
         attach(root / "fork")
     kept.rename(note)
@@ -91,7 +92,7 @@ def test_power_cut_that_destroys_the_note_is_noticed(root: Path, left: str | Non
         attach(root / "fork")
 
 
-def test_note_and_its_folders_are_on_the_disk_before_the_mount(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_is_on_the_disk_before_the_mount(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     sync = os.fsync
 

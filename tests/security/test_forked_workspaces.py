@@ -51,7 +51,7 @@ async def log(memory_store: Store) -> EventLog:
     return log
 
 
-async def test_nothing_planted_in_a_fork_changes_what_it_or_others_see(log: EventLog, root: Path) -> None:
+async def test_nothing_planted_in_a_fork_changes_any_merged_tree(log: EventLog, root: Path) -> None:
     (root.parent / "canary").write_text(CANARY)
     async with prepared(log, root, "mkdir folder && echo one > folder/file && echo two > hidden") as one:
         for name in ("fork", "sibling"):

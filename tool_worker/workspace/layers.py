@@ -32,7 +32,6 @@ import json
 import logging
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -88,10 +87,12 @@ class Layers:
 
     Args:
         root: Directory of the node's workspaces.
+        may_mount: Whether overlays may be mounted where this is possible.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, may_mount: bool = True) -> None:
         self._root = root.absolute()
+        self._may_mount = may_mount
         self._folder = self._root / NODE_FOLDER / LAYERS
         self._methods: dict[bool, CopyMethod] = {}
 
@@ -105,7 +106,7 @@ class Layers:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with create_staging(self._folder) as staging:
-                    method = find_copy_method(staging, may_mount=may_mount)
+                    method = find_copy_method(staging, may_mount=may_mount and self._may_mount)
             except OSError as error:
                 _log.warning("in %s, a fork copies all files: %s", self._root, error)
                 return CopyMethod.COPY
@@ -149,11 +150,11 @@ class Layers:
             # From now on, `attach` completes what a killed worker has left undone.
             attach(folder)
 
-    def remove_unused(self, *, keep_seconds: float = KEEP_SECONDS) -> int:
+    def remove_unused(self, before: float) -> int:
         """Remove the layers that no workspace names, and return how many. Idempotent.
 
         Args:
-            keep_seconds: How long a layer must have been unused.
+            before: Only those whose last use was not after this timestamp.
 
         Raises:
             OSError: A workspace's layer cannot be read; nothing was removed.
@@ -165,7 +166,6 @@ class Layers:
             if not is_held:
                 return 0  # a fork is being made
             used = {_read_layer(folder) for folder in self._root.iterdir()}
-            before = time.time() - keep_seconds
             unused = [
                 path
                 for path in self._folder.iterdir()

@@ -401,7 +401,7 @@ class Checkpoints:
             draft = Path(target).with_name(f".{secrets.token_hex(8)}")
             try:
                 os.link(made.place, draft)
-                if _make_stamp(draft) != made.stamp:  # that fork has saved files of its own since
+                if _make_stamp(draft) != made.stamp:  # that fork has saved its own files since
                     raise FileNotFoundError(str(made.place))
                 draft.replace(target)
                 draft.unlink(missing_ok=True)  # a rename to another link of the same file does nothing

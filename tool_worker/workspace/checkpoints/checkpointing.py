@@ -119,6 +119,7 @@ class Checkpointing:
         every: Number of actions with possible file changes between two checkpoints.
         bases: Storage of the workspaces' original states; None to save none.
         opener: Opens workspaces without a checkpoint again from their source; None to report them as lost.
+        layers: The layers of the node; by default, those below `root`.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Checkpointing:
         every: int,
         bases: Checkpoints | None = None,
         opener: WorkspaceOpener | None = None,
+        layers: Layers | None = None,
     ) -> None:
         self._log = log
         self._root = root
@@ -137,7 +139,7 @@ class Checkpointing:
         self._bases = bases
         self._opener = opener
         self._every = every
-        self._layers = Layers(root)
+        self._layers = layers or Layers(root)
         self._states: OrderedDict[str, _SaveState] = OrderedDict()
 
     async def recover(
@@ -280,8 +282,10 @@ class Checkpointing:
 
         A failure is logged: the actions themselves have succeeded, and the next one tries again.
         """
+        if self._checkpoints is None or use is WorkspaceUse.NONE:
+            return
         HostFolder(self._root, conversation_id).drop_used_shell()
-        if self._checkpoints is None or use is not WorkspaceUse.CHANGED:
+        if use is not WorkspaceUse.CHANGED:
             return
         kept = self._get_state(conversation_id)
         kept.changes += 1
