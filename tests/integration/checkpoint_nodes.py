@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,21 +69,28 @@ async def node(
         yield Node(log, root, Executor(log, workspaces, worker_id="tool-1", checkpointing=checkpointing), checkpointing)
 
 
-async def serve(one: Node, store: Store, request: Coroutine[Any, Any, T]) -> T:
+async def no_sandbox() -> Sandbox:
+    raise AssertionError("no sandbox is needed")
+
+
+async def serve(
+    one: Node,
+    store: Store,
+    request: Coroutine[Any, Any, T],
+    *,
+    of: str = CID,
+    sandbox: Callable[[], Awaitable[Sandbox]] = no_sandbox,
+) -> T:
     """Let the node serve a transfer that the request of a user orders, and return the answer to the user."""
-
-    async def no_sandbox() -> Sandbox:
-        raise AssertionError("no sandbox is needed")
-
-    names, call = store.known_keys(CID), store.connection.call
+    names, call = store.known_keys(of), store.connection.call
     await call("HSET", names.meta, "node", "one")
     asking = asyncio.create_task(request)
     stream = names.shard.actions("node:one")
     await until(lambda: call("XLEN", stream))
     [(entry, fields)] = await call("XRANGE", stream, "-", "+")
     bindings = Bindings(one.root, NamedDirectories())
-    service = TransferService(Transfers(store), one.root, one.checkpointing, no_sandbox, bindings)
-    await service.transfer(CID, fields[-1].decode())
+    service = TransferService(Transfers(store), one.root, one.checkpointing, sandbox, bindings)
+    await service.transfer(of, fields[-1].decode())
     await call("XDEL", stream, entry)
     return await asking
 

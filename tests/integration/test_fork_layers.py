@@ -38,6 +38,8 @@ from tests.integration.checkpoint_nodes import (
     serve,
 )
 from tests.polling import until
+from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.worker.node.reaper import Reaper
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
 from tool_worker.workspace.files.overlay_mounts import is_mounted, unmount, unmount_below
@@ -366,6 +368,23 @@ async def test_fork_has_files_that_a_user_uploaded_last(valkey_store: Store, ove
         assert printed(found) == "by hand"
         assert prefix(found).startswith(f"{SHARING} as they were saved after event 3, and so are")
         assert "Changes by users and background programs since then are not in them." in prefix(found)
+
+
+async def test_close_during_a_comparison_hides_no_files(valkey_store: Store, overlays: Path) -> None:
+    log = EventLog(valkey_store)
+    await log.create(ConversationCreated(conversation_id=CID))
+
+    async def close_and_get_sandbox() -> Sandbox:
+        detach(overlays / "fork")
+        return BubblewrapSandbox(overlays.parent / ".sandbox")
+
+    async with prepared(log, overlays) as one:
+        await fork(log, "fork")
+        await one.run("true", conversation_id="fork")
+        await one.executor.execute_control(CLOSE)
+        asked = WorkspaceFiles(valkey_store).diff("fork")
+        patch = await serve(one, valkey_store, asked, of="fork", sandbox=close_and_get_sandbox)
+        assert b"+one" in patch
 
 
 @pytest.mark.parametrize(("first", "moves"), [(True, 0), (True, 1), (False, 1)])
