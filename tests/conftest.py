@@ -1,6 +1,6 @@
 """Settings of all tests: Hypothesis, garbage collection, and the stores.
 
-Holds: no test leaves a program running that has a file of the tests open.
+Holds: no test leaves a program running that has a file of the tests open, or an overlay mounted.
 """
 
 import gc
@@ -93,6 +93,12 @@ def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     users = {program: describe(program) for program in users_of(tmp_path_factory.getbasetemp())}
     _, left = psutil.wait_procs([*users], timeout=unhurried(ENDING_SECONDS))
     assert not left, "tests left programs running:\n" + "\n".join(users[program] for program in left)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield
+    unmount_below(tmp_path_factory.getbasetemp())
 
 
 def users_of(folder: Path) -> Iterator[psutil.Process]:

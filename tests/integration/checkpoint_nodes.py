@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -12,18 +14,25 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import Event, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
+from broker.coordination.transfers import Transfers
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
+from broker.store.store import Store
 from deckhands.client.forking import build_fork
 from tests.integration.workspace_hosts import opened
+from tests.polling import until
+from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.worker.executor import Executor
+from tool_worker.worker.transfer_service import TransferService
+from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints
 from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
 from tool_worker.workspace.files.overlay_mounts import unmount_below
 from tool_worker.workspace.files.staging import remove_tree
-from tool_worker.workspace.layers import CopyMethod, find_copy_method
+from tool_worker.workspace.layers import CopyMethod, Layers, find_copy_method
 from tool_worker.workspace.named_directories import NamedDirectories
 
+T = TypeVar("T")
 CID = "conversation"
 SHARING = "[This conversation is a fork. Its files are those of the original"
 PREPARE = (
@@ -36,8 +45,8 @@ PREPARE = (
 class Node:
     """A node with a tool worker on it."""
 
-    def __init__(self, log: EventLog, executor: Executor, checkpointing: Checkpointing) -> None:
-        self.log, self.executor, self.checkpointing = log, executor, checkpointing
+    def __init__(self, log: EventLog, root: Path, executor: Executor, checkpointing: Checkpointing) -> None:
+        self.log, self.root, self.executor, self.checkpointing = log, root, executor, checkpointing
 
     async def run(
         self, command: str, *, spec: WorkspaceSpec | None = None, conversation_id: str = CID, moves: int = 0
@@ -52,12 +61,38 @@ class Node:
 
 @asynccontextmanager
 async def node(
-    log: EventLog, root: Path, place: Path | None, *, every: int = 2, sandbox: str = "bwrap"
+    log: EventLog, root: Path, place: Path | None, *, every: int = 2, sandbox: str = "bwrap", may_mount: bool = True
 ) -> AsyncIterator[Node]:
     checkpoints = Checkpoints(f"file://{place}", SystemClock()) if place is not None else None
-    checkpointing = Checkpointing(log, root, checkpoints, every=every)
+    checkpointing = Checkpointing(log, root, checkpoints, every=every, layers=Layers(root, may_mount=may_mount))
     async with opened(root, sandbox=sandbox, named=NamedDirectories([root.parent / "project"])) as workspaces:
-        yield Node(log, Executor(log, workspaces, worker_id="tool-1", checkpointing=checkpointing), checkpointing)
+        yield Node(log, root, Executor(log, workspaces, worker_id="tool-1", checkpointing=checkpointing), checkpointing)
+
+
+async def no_sandbox() -> Sandbox:
+    raise AssertionError("no sandbox is needed")
+
+
+async def serve(
+    one: Node,
+    store: Store,
+    request: Coroutine[Any, Any, T],
+    *,
+    of: str = CID,
+    sandbox: Callable[[], Awaitable[Sandbox]] = no_sandbox,
+) -> T:
+    """Let the node serve a transfer that the request of a user orders, and return the answer to the user."""
+    names, call = store.known_keys(of), store.connection.call
+    await call("HSET", names.meta, "node", "one")
+    asking = asyncio.create_task(request)
+    stream = names.shard.actions("node:one")
+    await until(lambda: call("XLEN", stream))
+    [(entry, fields)] = await call("XRANGE", stream, "-", "+")
+    bindings = Bindings(one.root, NamedDirectories())
+    service = TransferService(Transfers(store), one.root, one.checkpointing, sandbox, bindings)
+    await service.transfer(of, fields[-1].decode())
+    await call("XDEL", stream, entry)
+    return await asking
 
 
 def printed(event: Event) -> str:
@@ -91,9 +126,9 @@ async def fork(log: EventLog, name: str, *, at: int | None = None, of: str = CID
 
 
 @asynccontextmanager
-async def prepared(log: EventLog, root: Path, command: str = PREPARE) -> AsyncIterator[Node]:
+async def prepared(log: EventLog, root: Path, command: str = PREPARE, *, may_mount: bool = True) -> AsyncIterator[Node]:
     """Yield a node with a conversation whose workspace is prepared and saved."""
-    async with node(log, root, root.parent / "place", every=1) as one:
+    async with node(log, root, root.parent / "place", every=1, may_mount=may_mount) as one:
         done = await one.run(command)
         assert isinstance(done, CmdOutputObservation)
         assert done.metadata.exit_code == 0, done.content

@@ -22,7 +22,7 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.observations import ErrorObservation
 from broker.coordination.action_streams import ActionDelivery, ActionReclaimed, ControlDelivery
-from broker.coordination.transfers import TransferFailed, Transfers
+from broker.coordination.transfers import TransferFailed
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
 from broker.runtime.settings import BrokerSettings
@@ -33,24 +33,19 @@ from deckhands.client.transfers.files import WorkspaceFiles
 from deckhands.operations.jobs.cleanup import CheckpointsNotRemoved, remove_checkpoints
 from deckhands.operations.jobs.job import JobServices
 from tests.archive_parts import begin_ended, retired
-from tests.integration.checkpoint_nodes import CID, node, printed
-from tests.polling import until
+from tests.integration.checkpoint_nodes import CID, Node, node, printed, serve
 from tests.stores import RealServer, emptied
 from tests.trees import cleared, nested, without_rights
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, SourceUnusable, WorkspaceTooLarge
-from tool_worker.sandbox.sandbox import Sandbox
-from tool_worker.worker.transfer_service import TransferService
-from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.checkpoints.checkpoint_store import (
     PIECE_BYTES,
     Checkpoint,
     Checkpoints,
     SavedFiles,
 )
-from tool_worker.workspace.checkpoints.checkpointing import LOST, Checkpointing
+from tool_worker.workspace.checkpoints.checkpointing import LOST
 from tool_worker.workspace.checkpoints.removal import CheckpointRemoval
 from tool_worker.workspace.files.file_tree import TreeLimits
-from tool_worker.workspace.named_directories import NamedDirectories
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -655,35 +650,21 @@ async def test_a_place_that_does_not_work_fails_no_action(
 async def test_a_workspace_is_saved_when_somebody_asks_for_it(valkey_store: Store, tmp_path: Path) -> None:
     log = EventLog(valkey_store)
     await log.create(ConversationCreated(conversation_id=CID))
-    names, call = valkey_store.known_keys(CID), valkey_store.connection.call
-    await call("HSET", names.meta, "node", "one")
 
-    async def asked(checkpointing: Checkpointing, root: Path) -> tuple[int, int]:
-        async def nothing() -> Sandbox:
-            raise AssertionError("no sandbox is needed")
-
-        asking = asyncio.create_task(WorkspaceFiles(valkey_store).checkpoint(CID))
-        stream = names.shard.actions("node:one")
-        await until(lambda: call("XLEN", stream))
-        [(entry, fields)] = await call("XRANGE", stream, "-", "+")
-        transfer_service = TransferService(
-            Transfers(valkey_store), root, checkpointing, nothing, Bindings(root, NamedDirectories())
-        )
-        await transfer_service.transfer(CID, fields[-1].decode())
-        await call("XDEL", stream, entry)
-        return await asking
+    async def asked(one: Node) -> tuple[int, int]:
+        return await serve(one, valkey_store, WorkspaceFiles(valkey_store).checkpoint(CID))
 
     async with node(log, tmp_path / "one", tmp_path / "place", every=100) as one:
         await one.run("echo first > file; mkdir folder")
         assert not one.checkpointing._checkpoints.has(CID)  # type: ignore[union-attr]
-        assert await asked(one.checkpointing, tmp_path / "one") == (2, 6)
+        assert await asked(one) == (2, 6)
     async with node(log, tmp_path / "two", tmp_path / "place") as two:
         await two.run("true")
         assert printed(await two.run("cat file")) == "first"
     async with node(log, tmp_path / "three", None) as three:
         await three.run("true")
         with pytest.raises(TransferFailed, match="saves no checkpoints") as raised:
-            await asked(three.checkpointing, tmp_path / "three")
+            await asked(three)
         assert "DECKHANDS_CHECKPOINTS" in (raised.value.remedy or "")
 
 

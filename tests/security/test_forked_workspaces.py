@@ -15,7 +15,8 @@ from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.integration.checkpoint_nodes import CID, fork, node_with_overlays, prepared, printed
 from tool_worker.errors import WorkspaceUnavailable
-from tool_worker.workspace.layers import attach
+from tool_worker.workspace.files.overlay_mounts import is_mounted
+from tool_worker.workspace.layers import LayerLost, attach
 
 CANARY = "canary-7f3a"
 TRY = """
@@ -50,7 +51,7 @@ async def log(memory_store: Store) -> EventLog:
     return log
 
 
-async def test_nothing_planted_in_a_fork_changes_what_it_or_others_see(log: EventLog, root: Path) -> None:
+async def test_nothing_planted_in_a_fork_changes_any_merged_tree(log: EventLog, root: Path) -> None:
     (root.parent / "canary").write_text(CANARY)
     async with prepared(log, root, "mkdir folder && echo one > folder/file && echo two > hidden") as one:
         for name in ("fork", "sibling"):
@@ -118,9 +119,10 @@ async def test_nothing_planted_in_the_original_gets_into_a_layer(log: EventLog, 
 def test_note_with_another_path_mounts_nothing(root: Path, layer: object) -> None:
     (root.parent / "outside" / "tree").mkdir(parents=True)
     (root / "fork" / "overlay" / "upper").mkdir(parents=True)
-    (root / "fork" / "layer.json").write_text(json.dumps({"layer": layer}))
-    attach(root / "fork")
-    assert not (root / "fork" / "workspace").exists()
+    (root / "fork" / "overlay" / "layer.json").write_text(json.dumps({"layer": layer}))
+    with pytest.raises(LayerLost, match="names no layer"):
+        attach(root / "fork")
+    assert not is_mounted(root / "fork" / "workspace")
 
 
 @pytest.mark.parametrize("part", ["overlay/upper", "workspace"])
@@ -132,7 +134,7 @@ def test_link_in_place_of_a_directory_is_not_followed(root: Path, part: str) -> 
         (root / "fork" / name).mkdir(parents=True)
     (root / "fork" / part).rmdir()
     (root / "fork" / part).symlink_to(outside)
-    (root / "fork" / "layer.json").write_text(json.dumps({"layer": "aa"}))
+    (root / "fork" / "overlay" / "layer.json").write_text(json.dumps({"layer": "aa"}))
     with pytest.raises(WorkspaceUnavailable, match="cannot be mounted"):
         attach(root / "fork")
     assert outside.stat().st_dev == root.stat().st_dev

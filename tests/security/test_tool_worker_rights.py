@@ -687,7 +687,7 @@ def test_page_names_what_a_tool_worker_cannot_do() -> None:
     assert "read or write a log" in row.split("|")[3]
 
 
-async def test_fork_whose_log_the_worker_cannot_read_is_told(world: World, tmp_path: Path) -> None:
+async def test_fork_is_told_if_its_log_may_not_be_read(world: World, tmp_path: Path) -> None:
     """Only the log shows that no action ran since the checkpoint; the files need no log."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "file").write_text("one")

@@ -137,7 +137,10 @@ def _check_control_groups() -> MachineFinding:
 
 def _check_forks(folder: Path, *, may_mount: bool) -> MachineFinding:
     folder.mkdir()
-    method = find_copy_method(folder, may_mount=may_mount)
+    try:
+        method = find_copy_method(folder, may_mount=may_mount)
+    except OSError as error:
+        return MachineFinding("files of forks", is_good=False, is_needed=False, detail=f"cannot be tried: {error}")
     return MachineFinding("files of forks", is_good=method != "copy", is_needed=False, detail=COPY_NOTICES[method])
 
 

@@ -35,7 +35,7 @@ from broker.coordination import (
     Transfers,
 )
 from broker.runtime import Clock, DeckhandsError, OutcomeUnknown, StoreUnavailable, SystemClock
-from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceLost, WorkspaceTooLarge
+from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceLost, WorkspaceTooLarge, wait_to_completion
 from tool_worker.sandbox import Sandbox
 from tool_worker.worker.packing import TRANSFER_LIMITS, describe_entries, list_directory, pack, unpack
 from tool_worker.workspace import (
@@ -137,7 +137,8 @@ class TransferService:
             content = b"" if request.transfer else await self._transfers.load_content(conversation_id, token)
             noted = self._note_path(conversation_id, token)
             done = await asyncio.to_thread(self._unpack, folder, request, content, noted)
-            self._checkpointing.note_change(conversation_id)
+            if directory == folder.workspace:
+                await self._checkpointing.save_upload(conversation_id)
             return done, None
         if request.what == "download":
             return await asyncio.to_thread(self._pack_current, folder, request.path, token)
@@ -151,7 +152,7 @@ class TransferService:
                 remedy="Compare it with your own version control, such as git.",
             )
         async with self._comparing:
-            patch = await self._make_patch(conversation_id, directory)
+            patch = await self._make_patch(folder)
         content = patch.content
         files = content.count(b"\ndiff --git ") + content.startswith(b"diff --git ")
         names = tuple(ascii(name)[1:-1][:MAX_NAME_CHARS] for name in patch.left_out[:MAX_NAMES_LEFT_OUT])
@@ -247,13 +248,18 @@ class TransferService:
             raise SourceUnusable(NOTHING_SAVED, remedy="Start its tool workers with DECKHANDS_CHECKPOINTS.")
         return TransferAnswer(files=saved.files, size_bytes=saved.size_bytes)
 
-    async def _make_patch(self, conversation_id: str, directory: Path) -> Patch:
+    async def _make_patch(self, folder: HostFolder) -> Patch:
         require_git()
-        base = await self._checkpointing.find_original(conversation_id)
-        if base is None and await self._checkpointing.has_source(conversation_id):
+        base = await self._checkpointing.find_original(folder.conversation_id)
+        if base is None and await self._checkpointing.has_source(folder.conversation_id):
             raise SourceUnusable("The original state of the workspace is not known here.", remedy="Download the files.")
-        changes = Changes(SandboxedGit(await self._sandbox()))
-        return await changes.compare(directory, base, limit_bytes=MAX_STORED_FILE_BYTES)
+        with ExitStack() as held:
+            # An overlay stays mounted while its directory is open.
+            binding = folder.read_binding()
+            opening = asyncio.to_thread(lambda: held.enter_context(self._bindings.open(folder, binding)))
+            await wait_to_completion(opening)
+            changes = Changes(SandboxedGit(await self._sandbox()))
+            return await changes.compare(folder.workspace, base, limit_bytes=MAX_STORED_FILE_BYTES)
 
 
 class TransferSpools:

@@ -13,7 +13,7 @@ from .launch.egress_gate import EgressGate as EgressGate, proxy_environment as p
 from .launch.host_plan import GitIdentity as GitIdentity
 from .launch.host_connection import HostConnection as HostConnection, HostResult as HostResult
 from .launch.host_folder import HostFolder as HostFolder
-from .layers import COPY_NOTICES as COPY_NOTICES, Layers as Layers, attach as attach
+from .layers import COPY_NOTICES as COPY_NOTICES, KEEP_SECONDS as KEEP_SECONDS, Layers as Layers, attach as attach
 from .layers import find_copy_method as find_copy_method
 from .launch.session_programs import find_session_programs as find_session_programs
 from .named_directories import NamedDirectories as NamedDirectories

@@ -30,7 +30,7 @@ from broker.store import Store
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.host_folder import Binding, HostFolder
-from tool_worker.workspace.layers import NODE_FOLDER, attach
+from tool_worker.workspace.layers import NODE_FOLDER, open_workspace
 from tool_worker.workspace.named_directories import NamedDirectories
 
 _NamedDirectory = tuple[str, str]
@@ -80,9 +80,8 @@ class Bindings:
         """
         if binding is not None and binding.is_named(folder.workspace):
             return self._open_named(binding)
-        attach(folder.workspace.parent)
         try:
-            return Directory(folder.workspace)
+            return open_workspace(folder.workspace.parent)
         except OSError as error:
             raise WorkspaceLost(
                 f"The directory {folder.workspace} of the workspace does not exist.",

@@ -2,8 +2,8 @@
 
     <root>/.node/layers/<id>/tree       the files, read-only by agreement; the id is a hash of the checkpoint's content
     <root>/.node/layers/<id>.lock       held while the layer is being made
-    <root>/<conversation>/layer.json    the layer of the workspace; this file is the reference that keeps the layer
-    <root>/<conversation>/overlay/      upper/: the changes of the workspace; work/: the kernel's
+    <root>/<conversation>/overlay/      upper/: the changes of the workspace; work/: the kernel's; layer.json: the layer
+                                        of the workspace. This file is the reference that keeps the layer
 
 A workspace with a layer is an overlay: the layer with the changes above it, mounted at its usual path. So all readers
 see the merged tree. Where the node may not mount, a workspace is a copy that shares the blocks of the layer's files
@@ -15,7 +15,11 @@ Holds:
     - Nothing of a workspace can reach the directories of the overlay: programs and readers see only the merged tree.
       Layers come from checkpoints, which have directories, regular files and links alone: no whiteout, no device and no
       extended attribute.
-    - The workspace's directory is not used unmounted: `attach` mounts it again after a restart of the machine.
+    - The workspace's directory is not used unmounted: `open_workspace` mounts it again, such as after a restart of the
+      machine, and it stays mounted while the opened directory is in use.
+    - The folder `overlay` appears whole, and goes as a whole. While it is there, the workspace has a layer. Its lock is
+      held while the workspace is mounted, unmounted or moved away.
+    - A layer counts as missing only if it is missing: an error of reading changes and removes nothing.
 Does not: mount for sandboxes that have processes in other mount namespaces, such as containers (they get copies).
 """
 
@@ -28,13 +32,13 @@ import json
 import logging
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 
 from tool_worker.errors import WorkspaceLost, WorkspaceUnavailable
+from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.files.overlay_mounts import is_mounted, mount_overlay, unmount, unmount_below
 from tool_worker.workspace.files.staging import create_staging, move_into_place, remove_staging
 
@@ -42,11 +46,16 @@ NODE_FOLDER = ".node"
 """The folder for the locks and the layers of the whole node, beside the folders of conversations."""
 LAYERS, TREE = "layers", "tree"
 WORKSPACE, NOTE, OVERLAY, UPPER, WORK = "workspace", "layer.json", "overlay", "upper", "work"
-PARTS = (WORKSPACE, OVERLAY, NOTE)
-"""The entries of a conversation's folder that make up a workspace with a layer."""
+PARTS = (WORKSPACE, OVERLAY)
+"""The entries of a conversation's folder that make up a workspace with a layer; see `move_away` for their order."""
 KEEP_SECONDS = 3600.0
 """How long an unused layer is kept: the next fork may need it."""
 _FICLONE = 0x40049409
+_LASTING_ERRORS = {
+    *(errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP),
+    *(errno.ENOSYS, errno.ENODEV, errno.ENOTTY, errno.EXDEV),
+}
+"""The errors of a kernel, a file system or missing rights; others, such as those of a full disk, may pass."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,26 +87,29 @@ class Layers:
 
     Args:
         root: Directory of the node's workspaces.
+        may_mount: Whether overlays may be mounted where this is possible.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, may_mount: bool = True) -> None:
         self._root = root.absolute()
+        self._may_mount = may_mount
         self._folder = self._root / NODE_FOLDER / LAYERS
         self._methods: dict[bool, CopyMethod] = {}
 
     def find_method(self, *, may_mount: bool = True) -> CopyMethod:
-        """Return how forks get their files here, by trying it once.
+        """Return how forks get their files here, by trying it until a try shows it.
 
         Args:
             may_mount: Whether the programs of the workspace see mounts of this process.
-
-        Raises:
-            OSError: The node's directory cannot be written.
         """
         if may_mount not in self._methods:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with create_staging(self._folder) as staging:
-                method = find_copy_method(staging, may_mount=may_mount)
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with create_staging(self._folder) as staging:
+                    method = find_copy_method(staging, may_mount=may_mount and self._may_mount)
+            except OSError as error:
+                _log.warning("in %s, a fork copies all files: %s", self._root, error)
+                return CopyMethod.COPY
             if method is not CopyMethod.OVERLAY:
                 _log.warning("in %s, %s", self._root, COPY_NOTICES[method])
             self._methods[may_mount] = method
@@ -120,24 +132,32 @@ class Layers:
         folder = self._root / conversation_id
         with self._hold():
             tree = self._make_layer(layer, restore)
-            if method is CopyMethod.REFLINK:
-                with create_staging(folder) as staging:
+            with create_staging(folder) as staging:
+                if method is CopyMethod.REFLINK:
                     copy_by_reflinks(tree, staging / WORKSPACE)
                     move_into_place(staging / WORKSPACE, folder / WORKSPACE)
-                return
-            for name in (UPPER, WORK):
-                (folder / OVERLAY / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = folder / f"{NOTE}.new"
-            draft.write_text(json.dumps({"layer": layer}))
-            draft.replace(folder / NOTE)
+                    return
+                if (folder / WORKSPACE).exists():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder / WORKSPACE))
+                draft = staging / OVERLAY
+                for name in (UPPER, WORK):
+                    (draft / name).mkdir(mode=0o700, parents=True)
+                (draft / NOTE).write_text(json.dumps({"layer": layer}))
+                _sync(draft / NOTE)
+                _sync(draft)
+                move_into_place(draft, folder / OVERLAY)
+                _sync(folder)
             # From now on, `attach` completes what a killed worker has left undone.
             attach(folder)
 
-    def remove_unused(self, *, keep_seconds: float = KEEP_SECONDS) -> int:
+    def remove_unused(self, before: float) -> int:
         """Remove the layers that no workspace names, and return how many. Idempotent.
 
         Args:
-            keep_seconds: How long a layer must have been unused.
+            before: Only those whose last use was not after this timestamp.
+
+        Raises:
+            OSError: A workspace's layer cannot be read; nothing was removed.
         """
         if not self._folder.is_dir():
             return 0
@@ -146,7 +166,6 @@ class Layers:
             if not is_held:
                 return 0  # a fork is being made
             used = {_read_layer(folder) for folder in self._root.iterdir()}
-            before = time.time() - keep_seconds
             unused = [
                 path
                 for path in self._folder.iterdir()
@@ -171,6 +190,7 @@ class Layers:
                     restore(draft / TREE)
                     _write_to_disk(draft)  # forks of later days rely on it, whatever ends this machine
                     draft.rename(place)
+                    _sync(self._folder)
             os.utime(place)
         finally:
             os.close(lock)
@@ -197,49 +217,59 @@ def attach(folder: Path) -> None:
         LayerLost: The layer is gone.
         WorkspaceUnavailable: It cannot be mounted by this process.
     """
-    layer = _read_layer(folder)
-    workspace = folder / WORKSPACE
-    if not layer or (workspace.is_dir() and is_mounted(workspace)):
-        return
-    tree = folder.parent / NODE_FOLDER / LAYERS / layer / TREE
-    if not tree.is_dir():
-        raise LayerLost(f"The layer {layer} of the workspace {workspace} is gone.")
-    try:
-        workspace.mkdir(mode=0o700, exist_ok=True)
-        mount_overlay(tree, folder / OVERLAY / UPPER, folder / OVERLAY / WORK, workspace)
-    except OSError as error:
-        if error.errno == errno.EBUSY and is_mounted(workspace):
-            return  # another worker was faster
-        is_elsewhere = error.errno == errno.EBUSY
-        raise WorkspaceUnavailable(
-            f"The workspace {workspace} is an overlay that cannot be mounted: {error.strerror}.",
-            remedy="It is mounted in another container: stop the tool worker there."
-            if is_elsewhere
-            else "Start the tool worker with the right to mount, as when the workspace was made.",
-        ) from error
+    with _hold_overlay(folder) as has_layer:
+        if has_layer:
+            _mount(folder)
+
+
+def open_workspace(folder: Path) -> Directory:
+    """Open the workspace of a conversation; `detach` leaves it mounted until it is closed.
+
+    Raises:
+        LayerLost, WorkspaceUnavailable: See `attach`.
+        OSError: The directory does not exist, or cannot be opened.
+    """
+    with _hold_overlay(folder) as has_layer:
+        if has_layer:
+            _mount(folder)
+        return Directory(folder / WORKSPACE)
 
 
 def detach(folder: Path) -> None:
     """Unmount the workspace of a conversation unless it is in use; `attach` mounts it again. Idempotent."""
-    workspace = folder / WORKSPACE
-    if _read_layer(folder) and workspace.is_dir() and is_mounted(workspace):
-        unmount(workspace)
+    with _hold_overlay(folder) as has_layer:
+        workspace = folder / WORKSPACE
+        if has_layer and workspace.is_dir() and is_mounted(workspace):
+            unmount(workspace)
+
+
+def is_present(folder: Path) -> bool:
+    """Return whether a conversation has a workspace here, mounted or not."""
+    return any((folder / name).is_dir() for name in PARTS)
 
 
 def move_away(folder: Path, target: Path) -> None:
     """Move a workspace, with or without a layer, out of the folder of its conversation. Its processes have ended.
 
+    If this is interrupted, the workspace is still present, and mounted at its next use: with a layer, the last rename
+    removes it.
+
     Raises:
         OSError: It cannot be moved.
     """
-    unmount_below(folder)
-    for name in PARTS:
-        with suppress(FileNotFoundError):
-            (folder / name).rename(target / name)
+    with _hold_overlay(folder):
+        unmount_below(folder)
+        for name in PARTS:
+            with suppress(FileNotFoundError):
+                (folder / name).rename(target / name)
 
 
 def find_copy_method(directory: Path, *, may_mount: bool = True) -> CopyMethod:
-    """Return how directories on this file system can share files, by trying it in an empty directory."""
+    """Return how directories on this file system can share files, by trying it in an empty directory.
+
+    Raises:
+        OSError: The try failed for a reason that may pass.
+    """
     if may_mount and _can_mount(directory):
         return CopyMethod.OVERLAY
     return CopyMethod.REFLINK if _can_clone(directory) else CopyMethod.COPY
@@ -266,13 +296,81 @@ def _lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _read_layer(folder: Path) -> str:
-    """Return the layer of a conversation's workspace, or ""."""
+@contextmanager
+def _hold_overlay(folder: Path) -> Iterator[bool]:
+    """Hold the overlay of a workspace against other users, and yield whether it has one."""
+    lock = _lock_overlay(folder / OVERLAY)
     try:
-        layer = json.loads((folder / NOTE).read_text())["layer"]
-    except (OSError, ValueError, KeyError, TypeError):
+        yield lock is not None
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock_overlay(overlay: Path) -> int | None:
+    """Return a descriptor with the lock of an overlay; None if there is no overlay."""
+    while True:
+        try:
+            lock = os.open(overlay, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _make_unavailable(overlay.with_name(WORKSPACE), error) from error
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if overlay.stat().st_ino == os.fstat(lock).st_ino:
+                return lock
+        os.close(lock)  # it was moved away meanwhile
+
+
+def _mount(folder: Path) -> None:
+    """Mount a workspace with a layer unless it is mounted; the caller holds it."""
+    workspace, overlay = folder / WORKSPACE, folder / OVERLAY
+    try:
+        workspace.mkdir(mode=0o700, exist_ok=True)
+        if is_mounted(workspace):
+            return
+        layer = _read_layer(folder)
+        if not layer:
+            raise LayerLost(f"The overlay {overlay} names no layer.")
+        tree = folder.parent / NODE_FOLDER / LAYERS / layer / TREE
+        mount_overlay(tree, overlay / UPPER, overlay / WORK, workspace)
+    except FileNotFoundError as error:
+        raise LayerLost(f"A part of the workspace {workspace} is gone: {error}.") from error
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise LayerLost(f"The layer of the workspace {workspace} is not the one it was made with.") from error
+        raise _make_unavailable(workspace, error) from error
+
+
+def _make_unavailable(workspace: Path, error: OSError) -> WorkspaceUnavailable:
+    remedies = {
+        errno.EBUSY: "It is mounted in another container: stop the tool worker there.",
+        errno.EPERM: "Start the tool worker with the right to mount, as when the workspace was made.",
+    }
+    return WorkspaceUnavailable(
+        f"The workspace {workspace} is an overlay that cannot be mounted: {error.strerror}.",
+        remedy=remedies.get(error.errno or 0, "Try again; if it stays so, see the kernel's log."),
+    )
+
+
+def _read_layer(folder: Path) -> str:
+    """Return the layer of a conversation's workspace, or "".
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    try:
+        layer = json.loads((folder / OVERLAY / NOTE).read_text())["layer"]
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return ""
     return layer if isinstance(layer, str) and layer.isalnum() else ""
+
+
+def _check_lasting(error: OSError) -> None:
+    """Raise the error of a try if it may pass."""
+    if error.errno not in _LASTING_ERRORS:
+        raise error
 
 
 def _can_mount(directory: Path) -> bool:
@@ -283,13 +381,15 @@ def _can_mount(directory: Path) -> bool:
             path.mkdir(parents=True)
         (below / "folder" / "file").touch()
         mount_overlay(below, above, work, merged)
-    except OSError:
+    except OSError as error:
+        _check_lasting(error)
         return False
     try:
         (merged / "folder").rename(merged / "renamed")
         (merged / "renamed" / "file").unlink()
         return not any((merged / "renamed").iterdir()) and (below / "folder" / "file").exists()
-    except OSError:
+    except OSError as error:
+        _check_lasting(error)
         return False
     finally:
         unmount_below(directory)
@@ -301,7 +401,8 @@ def _can_clone(directory: Path) -> bool:
             one.write(b"deckhands")
             one.flush()
             fcntl.ioctl(two.fileno(), _FICLONE, one.fileno())
-    except OSError:
+    except OSError as error:
+        _check_lasting(error)
         return False
     return True
 
@@ -310,5 +411,14 @@ def _write_to_disk(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         ctypes.CDLL(None).syncfs(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Return when a file or the entries of a directory are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -75,8 +75,9 @@ NEXT_STEPS = (
 )
 
 RESTORED = (
-    "[This conversation is a fork. Its files are those of the original, and so are the shell's directory, exported "
-    "variables, functions and aliases. The home and /tmp are empty, and no program runs.]\n"
+    "[This conversation is a fork. Its files are those of the original{when}, and so are the shell's directory, "
+    "exported variables, functions and aliases. Changes by users and background programs since then are not in them. "
+    "The home and /tmp are empty, and no program runs.]\n"
 )
 
 IN_BACKGROUND = (
@@ -146,10 +147,14 @@ class BashSession:
         """Whether no command runs, and no end of a command waits to be reported."""
         return not (self.is_busy or self.has_running_command or self.has_unreported_end)
 
-    def restore(self, script: str) -> None:
-        """Restore the state of the shell that `capture` found in another workspace; nothing may have run yet."""
+    def restore(self, script: str, event: object) -> None:
+        """Restore the state of the shell that `capture` found in another workspace; nothing may have run yet.
+
+        Args:
+            event: The event after which that workspace was saved; None or 0 if not known.
+        """
         self._shell.prepare(script)
-        self._notice = RESTORED
+        self._notice = RESTORED.format(when=f" as they were saved after event {event}" if event else "")
 
     def capture(self, finish: Callable[[str | None], None]) -> None:
         """Pass the script that restores the shell's state to `finish`; None if the shell does not write it.

@@ -1,6 +1,6 @@
 """Saves the state of a shell as a script: umask, functions, exported variables and aliases.
 
-The shell writes the script into a file of its own. Variables that the workspace itself sets are left out while they
+The shell writes the script into a separate file. Variables that the workspace itself sets are left out while they
 have their initial value, because they may differ in another workspace.
 
 Does not: save other variables, shell options, history or background jobs.

@@ -51,7 +51,7 @@ class Terminals:
         directory = str(restored["directory"]) if restored is not None else ""
         self.main = self._shell(directory if os.path.isdir(directory) else None)
         if restored is not None:
-            self.main.restore(str(restored["script"]))
+            self.main.restore(str(restored["script"]), restored.get("event"))
         self._others: dict[str, NamedTerminal] = {}
 
     @property

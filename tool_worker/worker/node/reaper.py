@@ -24,7 +24,7 @@ from broker.log import Conversations
 from broker.runtime import DeckhandsError, UnknownConversation, is_conversation_id, make_extra
 from broker.store import Store
 from tool_worker.sandbox import NoSandbox, find_temporary_directory
-from tool_worker.workspace import HostFolder, Layers, remove_staging, remove_tree
+from tool_worker.workspace import KEEP_SECONDS, HostFolder, Layers, remove_staging, remove_tree
 
 SWEEP_SECONDS = 600.0
 REMOVED = ".removed-"
@@ -87,7 +87,8 @@ class Reaper:
                     removed.append(conversation_id)
                 await self._clear_after_kills(conversation_id)
         await asyncio.to_thread(self._remove_doomed)
-        await asyncio.to_thread(self._layers.remove_unused)
+        now = self._clock.now().timestamp()
+        await asyncio.to_thread(self._layers.remove_unused, now - KEEP_SECONDS)
         return removed
 
     async def _clear_after_kills(self, conversation_id: str) -> None:

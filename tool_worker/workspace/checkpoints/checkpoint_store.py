@@ -33,7 +33,7 @@ import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
 from pathlib import Path
@@ -184,7 +184,7 @@ class Checkpoints:
     def save(
         self,
         conversation_id: str,
-        workspace: Path,
+        workspace: Path | Directory,
         known: SavedFiles,
         *,
         event: int | None = None,
@@ -193,6 +193,7 @@ class Checkpoints:
         """Save a workspace.
 
         Args:
+            workspace: Its path, or the opened directory, which stays open.
             get_shell: Returns the state of the shell if no action has run since the call of `save`.
             event: The last event of the log whose effects are in the files. Forks at this event or later can start from
                 the checkpoint.
@@ -204,7 +205,8 @@ class Checkpoints:
             OSError: The workspace cannot be read; the last checkpoint stays.
         """
         cipher = self._ciphers.of_conversation(conversation_id) if self._ciphers is not None else None
-        with Directory(workspace) as directory, TemporaryAccess(directory) as opened_up:
+        opening = nullcontext(workspace) if isinstance(workspace, Directory) else Directory(workspace)
+        with opening as directory, TemporaryAccess(directory) as opened_up:
             for _ in range(ROUNDS):
                 closed: list[str] = []
                 rows, pieces, done = self._save_entries(directory, known, closed, cipher)
@@ -399,7 +401,7 @@ class Checkpoints:
             draft = Path(target).with_name(f".{secrets.token_hex(8)}")
             try:
                 os.link(made.place, draft)
-                if _make_stamp(draft) != made.stamp:  # that fork has saved files of its own since
+                if _make_stamp(draft) != made.stamp:  # that fork has saved its own files since
                     raise FileNotFoundError(str(made.place))
                 draft.replace(target)
                 draft.unlink(missing_ok=True)  # a rename to another link of the same file does nothing

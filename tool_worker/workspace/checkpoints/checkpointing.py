@@ -4,7 +4,7 @@ Holds:
     - A workspace that is not on this node is restored, or reported as lost. The first action that needs it does not
       run; its observation reports the state of the files. No action runs in an empty or outdated directory without
       that notice. A fork that starts with exactly the files and the shell of its event needs none.
-    - A workspace with a layer is mounted before it is used.
+    - A workspace with a layer is mounted while it is saved.
     - One worker at a time saves a workspace; saving does not block other conversations.
 Does not: save directories that users named by path.
 """
@@ -28,11 +28,21 @@ from broker.runtime import CorruptEntry, DataLocked, StoreMisconfigured, is_conv
 from broker.secrets import SecretsLocked
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, SourceUnusable, WorkspaceError
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
+from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.files.staging import create_staging_async
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import capture_shell
 from tool_worker.workspace.launch.shell_state import ShellState
-from tool_worker.workspace.layers import CopyMethod, LayerLost, Layers, attach, detach, move_away
+from tool_worker.workspace.layers import (
+    CopyMethod,
+    LayerLost,
+    Layers,
+    attach,
+    detach,
+    is_present,
+    move_away,
+    open_workspace,
+)
 from tool_worker.workspace.opening.workspace_opener import BASE, WorkspaceOpener
 
 NOTHING_SAVED = "The node of this workspace saves no checkpoints."
@@ -40,6 +50,7 @@ REMEMBERED_WORKSPACES = 500
 SHELL_LIMIT_SECONDS = 60.0
 MOVES = "moves"
 SAVING = "saving.lock"
+NOTE = "recovery.json"
 
 GONE = (
     "Later changes, everything in the home (installed packages, settings, keys) and in /tmp, shell variables and "
@@ -82,6 +93,23 @@ class _SaveState:
     changes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Recovery:
+    """What is known about an action whose workspace is not on this node.
+
+    Attributes:
+        may_be_unchanged: Whether no earlier workspace of the conversation is known to be lost.
+        may_mount: Whether the programs of the workspace see mounts of this process.
+    """
+
+    conversation_id: str
+    action_id: int
+    fingerprint: str
+    source: GitSource | UploadedSource | None
+    may_be_unchanged: bool
+    may_mount: bool
+
+
 class Checkpointing:
     """Saves and restores the workspaces of one node.
 
@@ -91,6 +119,7 @@ class Checkpointing:
         every: Number of actions with possible file changes between two checkpoints.
         bases: Storage of the workspaces' original states; None to save none.
         opener: Opens workspaces without a checkpoint again from their source; None to report them as lost.
+        layers: The layers of the node; by default, those below `root`.
     """
 
     def __init__(
@@ -102,6 +131,7 @@ class Checkpointing:
         every: int,
         bases: Checkpoints | None = None,
         opener: WorkspaceOpener | None = None,
+        layers: Layers | None = None,
     ) -> None:
         self._log = log
         self._root = root
@@ -109,7 +139,7 @@ class Checkpointing:
         self._bases = bases
         self._opener = opener
         self._every = every
-        self._layers = Layers(root)
+        self._layers = layers or Layers(root)
         self._states: OrderedDict[str, _SaveState] = OrderedDict()
 
     async def recover(
@@ -139,20 +169,20 @@ class Checkpointing:
             WorkspaceUnavailable: The workspace has a layer that cannot be mounted.
         """
         directory = self._directory(conversation_id)
+        recovery = _Recovery(conversation_id, action_id, fingerprint, source, moves == 0, may_mount)
         try:
             await asyncio.to_thread(attach, directory.parent)
         except LayerLost as error:
+            recovery = replace(recovery, may_be_unchanged=False)
             _log.error("cannot use the workspace of %s: %s", conversation_id, error)
             await self.discard(conversation_id)
-        note_path = directory.with_name("recovery.json")
-        action_key = (action_id, fingerprint)
         if directory.exists():
-            return _read_note(action_key, note_path)
+            return self._read_note(recovery)
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with create_staging_async(directory.parent) as removed:
             _move_leftovers(HostFolder(self._root, conversation_id), removed)
         directory.with_name(MOVES).write_text(str(moves))
-        notice = await self._recover_files(conversation_id, action_key, note_path, source, may_mount=may_mount)
+        notice = await self._recover_files(recovery)
         # From now on, this is an ordinary workspace, even if it is empty.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
@@ -163,10 +193,10 @@ class Checkpointing:
         Args:
             moves: How often the conversation was moved away from a lost node.
         """
-        directory = self._directory(conversation_id)
         # If the workspace has moved more often than the store knows, the store has lost its tail, and this is the
         # latest.
-        return directory.exists() and _read_moves(directory) < moves
+        is_here = is_present(self._root / conversation_id)
+        return is_here and _read_moves(self._directory(conversation_id)) < moves
 
     async def discard(self, conversation_id: str) -> None:
         """Remove a workspace that has continued on another node. Its processes must have ended."""
@@ -176,39 +206,32 @@ class Checkpointing:
             _move_leftovers(HostFolder(self._root, conversation_id), removed)
             self._states.pop(conversation_id, None)
 
-    async def _recover_files(
-        self,
-        conversation_id: str,
-        action_key: tuple[int, str],
-        note_path: Path,
-        source: GitSource | UploadedSource | None,
-        *,
-        may_mount: bool,
-    ) -> str | None:
+    async def _recover_files(self, recovery: _Recovery) -> str | None:
+        conversation_id = recovery.conversation_id
         source_id, at = await self._find_fork_source(conversation_id)
         try:
             saved = await self._find(conversation_id, source_id, at)
             if saved is not None:
-                is_exact = await self._is_exact(conversation_id, saved, at)
+                is_exact = await self._is_exact(recovery, saved, at)
                 restored = None if is_exact else make_restored_notice(saved, at)
                 # Written before the files: after a crash, the next worker of this action gives the same notice.
-                _write_note(note_path, action_key, restored)
+                self._write_note(recovery, restored)
                 HostFolder(self._root, conversation_id).write_shell(saved.shell if is_exact else None)
-                if await self._restore(conversation_id, saved, may_mount=may_mount):
+                if await self._restore(recovery, saved):
                     return restored
         except CheckpointsUnavailable:
             if source_id is not None or await self._log.is_workspace_used(conversation_id):
                 raise
-        if source is not None and self._opener is not None:
-            _write_note(note_path, action_key, REOPENED)
+        if recovery.source is not None and self._opener is not None:
+            self._write_note(recovery, REOPENED)
             try:
-                await self._opener.open(conversation_id, source)
+                await self._opener.open(conversation_id, recovery.source)
             except (OSError, WorkspaceError, CorruptEntry) as error:
                 _log.error("cannot reopen the workspace of %s: %s", conversation_id, error)
             else:
                 return REOPENED
         notice = LOST if await self._log.is_workspace_used(conversation_id) else None
-        _write_note(note_path, action_key, notice)
+        self._write_note(recovery, notice)
         return notice
 
     async def save_original(self, conversation_id: str) -> None:
@@ -249,21 +272,28 @@ class Checkpointing:
         """Return whether a workspace was created from a source."""
         return (await self._log.load_workspace(conversation_id)).source is not None
 
-    def note_change(self, conversation_id: str) -> None:
-        """Count a change that was not made by an action."""
+    async def save_upload(self, conversation_id: str) -> None:
+        """Save a workspace after a change that no event of the log shows: a fork would lack it. A failure is logged."""
         self._get_state(conversation_id).changes += 1
+        await self._try_to_save(conversation_id)
 
     async def note_result(self, conversation_id: str, use: WorkspaceUse) -> None:
         """Count an observation with a possible change, and save the workspace when a checkpoint is due.
 
         A failure is logged: the actions themselves have succeeded, and the next one tries again.
         """
-        if self._checkpoints is None or use is not WorkspaceUse.CHANGED:
+        if self._checkpoints is None or use is WorkspaceUse.NONE:
+            return
+        HostFolder(self._root, conversation_id).drop_used_shell()
+        if use is not WorkspaceUse.CHANGED:
             return
         kept = self._get_state(conversation_id)
         kept.changes += 1
         if kept.changes < self._every or kept.turn.locked():
             return
+        await self._try_to_save(conversation_id)
+
+    async def _try_to_save(self, conversation_id: str) -> None:
         try:
             await self.save(conversation_id)
         except (OSError, WorkspaceError) as error:
@@ -277,9 +307,8 @@ class Checkpointing:
         """
         directory = self._directory(conversation_id)
         folder = HostFolder(self._root, conversation_id)
-        if self._checkpoints is None or not directory.is_dir():
+        if self._checkpoints is None or not is_present(directory.parent):
             return None
-        await asyncio.to_thread(attach, directory.parent)
         kept = self._get_state(conversation_id)
         async with kept.turn:
             changes = kept.changes
@@ -292,12 +321,10 @@ class Checkpointing:
                 if shell is None:
                     return None
                 seen = asyncio.run_coroutine_threadsafe(capture_shell(folder), loop).result(SHELL_LIMIT_SECONDS)
-                return shell if seen is not None and seen.newest == shell.newest else None
+                return replace(shell, event=event) if seen is not None and seen.newest == shell.newest else None
 
-            save = partial(
-                self._checkpoints.save, conversation_id, directory, kept.files, event=event, get_shell=get_shell
-            )
-            saved = await asyncio.to_thread(_save_locked, directory, save)
+            save = partial(self._checkpoints.save, conversation_id, known=kept.files, event=event, get_shell=get_shell)
+            saved = await asyncio.to_thread(_save_locked, directory.parent, save)
             kept.changes -= changes
         return saved
 
@@ -328,9 +355,13 @@ class Checkpointing:
             conversation_id, await self._log.count_moves(conversation_id)
         ):
             return
+        folder = HostFolder(self._root, conversation_id)
         try:
             await self.save(conversation_id)
-            await asyncio.to_thread(detach, self._root / conversation_id)
+            if folder.exists:
+                async with folder.hold_opening_lock():
+                    if not folder.is_alive:  # a sandbox would keep its own mount of it
+                        await asyncio.to_thread(detach, self._root / conversation_id)
         except (OSError, WorkspaceError) as error:
             _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
@@ -346,30 +377,43 @@ class Checkpointing:
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
 
-    async def _is_exact(self, conversation_id: str, saved: Checkpoint, at: int | None) -> bool:
-        """Return whether a fork at this event would have the files and the shell of its checkpoint.
+    async def _is_exact(self, recovery: _Recovery, saved: Checkpoint, at: int | None) -> bool:
+        """Return whether a fork at this event has the files and the shell of its checkpoint.
 
-        It does if the actions that had started by then are those that have results in the fork's part of the log. A
-        tool worker that may not read logs does not know, and returns False.
+        It does if the actions that had started by then are those that have results in the fork's part of the log, and
+        no action has used the fork's own workspace. A tool worker that may not read logs does not know, and returns
+        False.
         """
         shell = saved.shell
         if not saved.source or shell is None or saved.event is None or at is None or at < saved.event:
             return False
+        if not recovery.may_be_unchanged:
+            return False
         try:
-            events = await self._log.read(conversation_id, after=max(0, min(shell.newest, saved.event) - 1), until=at)
+            events = await self._log.read(recovery.conversation_id, after=max(0, min(shell.newest, saved.event) - 1))
         except (StoreMisconfigured, DataLocked, CorruptEntry):
             return False
-        is_answered = not shell.newest or any(event.cause == shell.newest for event in events)
-        later = (event for event in events if event.cause is not None and event.cause > shell.newest)
-        return is_answered and not any(event.workspace_use is WorkspaceUse.CHANGED for event in later)
+        is_answered = not shell.newest or any(event.cause == shell.newest and event.id <= at for event in events)
+        has_changed = any(
+            event.workspace_use is WorkspaceUse.CHANGED and event.cause is not None and event.cause > shell.newest
+            for event in events
+        )
+        return is_answered and not has_changed
 
-    async def _restore(self, conversation_id: str, saved: Checkpoint, *, may_mount: bool) -> bool:
+    async def _restore(self, recovery: _Recovery, saved: Checkpoint) -> bool:
+        """Restore a workspace, that of a fork from a layer if possible; return whether there was a sound checkpoint."""
         assert self._checkpoints is not None
+        conversation_id, method = recovery.conversation_id, CopyMethod.COPY
+        if saved.source:
+            method = await asyncio.to_thread(self._layers.find_method, may_mount=recovery.may_mount)
+        restore: Callable[[], object]
+        if method is CopyMethod.COPY:
+            restore = partial(self._checkpoints.restore, conversation_id, self._directory(conversation_id))
+        else:
+            write = partial(self._checkpoints.write_files, conversation_id)
+            restore = partial(self._layers.create_workspace, conversation_id, saved.tree, method, write)
         try:
-            if saved.source:
-                await asyncio.to_thread(self._create_fork, conversation_id, saved, may_mount=may_mount)
-            else:
-                await asyncio.to_thread(self._checkpoints.restore, conversation_id, self._directory(conversation_id))
+            await asyncio.to_thread(restore)
         except FileExistsError:
             return True  # another worker of this node was faster
         except (FileNotFoundError, CheckpointCorrupt) as error:
@@ -378,16 +422,6 @@ class Checkpointing:
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
         return True
-
-    def _create_fork(self, conversation_id: str, saved: Checkpoint, *, may_mount: bool) -> None:
-        """Create the workspace of a fork, which shares the files of its checkpoint with other forks if possible."""
-        assert self._checkpoints is not None
-        method = self._layers.find_method(may_mount=may_mount)
-        if method is CopyMethod.COPY:
-            self._checkpoints.restore(conversation_id, self._directory(conversation_id))
-        else:
-            restore = partial(self._checkpoints.write_files, conversation_id)
-            self._layers.create_workspace(conversation_id, saved.tree, method, restore)
 
     async def _capture_shell(self, conversation_id: str) -> ShellState | None:
         """Return the state of a workspace's shell, without the conversation's secrets; None if it is not known."""
@@ -399,6 +433,23 @@ class Checkpointing:
         except SecretsLocked:
             return None
         return replace(shell, script=masker.mask_text(shell.script))
+
+    def _write_note(self, recovery: _Recovery, notice: str | None) -> None:
+        note_path = self._directory(recovery.conversation_id).with_name(NOTE)
+        note_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fields = {"action_id": recovery.action_id, "fingerprint": recovery.fingerprint, "notice": notice}
+        note_path.write_text(json.dumps(fields))
+
+    def _read_note(self, recovery: _Recovery) -> str | None:
+        """Return the answer that a dead worker gave to this action but may not have appended."""
+        try:
+            note = json.loads(self._directory(recovery.conversation_id).with_name(NOTE).read_text())
+        except (OSError, ValueError):
+            return None
+        # older notes have no fingerprint
+        noted_key = (note["action_id"], note.get("fingerprint") or recovery.fingerprint)
+        notice: str | None = note["notice"] if noted_key == (recovery.action_id, recovery.fingerprint) else None
+        return notice
 
     def _directory(self, conversation_id: str) -> Path:
         return self._root / conversation_id / "workspace"
@@ -433,11 +484,12 @@ def make_restored_notice(saved: Checkpoint, at: int | None) -> str:
     return RESTORED.format(which=which.format(event=saved.event, at=at), gone=GONE)
 
 
-def _save_locked(directory: Path, save: Callable[[], Checkpoint]) -> Checkpoint:
+def _save_locked(folder: Path, save: Callable[[Directory], Checkpoint]) -> Checkpoint:
     # A lock among the workers of the node: an older state must not overwrite a newer one.
-    with directory.with_name(SAVING).open("w") as turn:
+    with (folder / SAVING).open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        return save()
+        with open_workspace(folder) as directory:
+            return save(directory)
 
 
 def _find_checkpoint(
@@ -454,20 +506,3 @@ def _read_moves(directory: Path) -> int:
         return int(directory.with_name(MOVES).read_text())
     except (OSError, ValueError):
         return 0
-
-
-def _write_note(note_path: Path, action_key: tuple[int, str], notice: str | None) -> None:
-    note_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    action_id, fingerprint = action_key
-    note_path.write_text(json.dumps({"action_id": action_id, "fingerprint": fingerprint, "notice": notice}))
-
-
-def _read_note(action_key: tuple[int, str], note_path: Path) -> str | None:
-    """Return the answer that a dead worker gave to this action but may not have appended."""
-    try:
-        note = json.loads(note_path.read_text())
-    except (OSError, ValueError):
-        return None
-    noted_key = (note["action_id"], note.get("fingerprint") or action_key[1])  # older notes have no fingerprint
-    notice: str | None = note["notice"] if noted_key == action_key else None
-    return notice

@@ -27,7 +27,7 @@ import os
 import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -196,6 +196,13 @@ class HostFolder:
         draft = self._shell.with_suffix(".new")
         draft.write_text(json.dumps(shell.to_fields()))
         draft.replace(self._shell)
+
+    def drop_used_shell(self) -> None:
+        """Remove that state once an action has started: only the first host uses it, and it may contain secrets."""
+        if self._shell.exists():
+            with suppress(FileNotFoundError), self.journal.open("rb") as journal:
+                if b"\nstart " in journal.read(LOG_TAIL_BYTES):
+                    self._shell.unlink()
 
     def read_main_pid(self) -> int | None:
         """Return the process id that the last host announced; only the lock shows whether it is alive.

@@ -6,7 +6,7 @@ shell in a sandbox.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 SCRIPT_LIMIT_CHARS = 256 * 2**10
@@ -22,12 +22,14 @@ class ShellState:
         directory: The shell's directory, as its programs see it.
         workspace: The path of the workspace, as its programs see it.
         newest: The highest action id that had started; 0 for none. No action was in progress.
+        event: The event of the checkpoint; 0 if not known.
     """
 
     script: str
     directory: str
     workspace: str
     newest: int
+    event: int = 0
 
     @classmethod
     def parse(cls, fields: object) -> Self | None:
@@ -38,10 +40,12 @@ class ShellState:
                 "directory": str(directory),
                 "workspace": str(workspace),
                 "newest": int(newest),
+                **others,
             }:
                 has_paths = all(path[:1] == "/" and len(path) <= PATH_LIMIT_CHARS for path in (directory, workspace))
                 if has_paths and len(script) <= SCRIPT_LIMIT_CHARS and "\0" not in script + directory + workspace:
-                    return cls(script, directory, workspace, newest)
+                    event = others.get("event")
+                    return cls(script, directory, workspace, newest, event if isinstance(event, int) else 0)
         return None
 
     def move_to(self, workspace: str) -> Self:
@@ -51,7 +55,7 @@ class ShellState:
             return self
         is_inside = self.directory == old or self.directory.startswith(f"{old}/")
         directory = workspace + self.directory[len(old) :] if is_inside else workspace
-        return type(self)(self.script.replace(old, workspace), directory, workspace, self.newest)
+        return replace(self, script=self.script.replace(old, workspace), directory=directory, workspace=workspace)
 
     def to_fields(self) -> dict[str, str | int]:
         """Return the object that `parse` reads."""
