@@ -284,10 +284,10 @@ async def test_secrets_in_the_shell_are_not_saved(memory_store: Store, overlays:
     async with prepared(log, overlays, "export KEPT=$TOKEN OTHER=plain") as one:
         assert (await log.read(CID))[1].command == "export KEPT=$TOKEN OTHER=plain"
         saved = Checkpoints(f"file://{overlays.parent}/place", SystemClock()).describe(CID)
-        assert saved.shell is not None
-        assert "OTHER=" in saved.shell.script
-        assert "KEPT=" in saved.shell.script
-        assert "correct-horse" not in saved.shell.script
+        assert saved.shell_state is not None
+        assert "OTHER=" in saved.shell_state.script
+        assert "KEPT=" in saved.shell_state.script
+        assert "correct-horse" not in saved.shell_state.script
         await fork(log, "fork")
         assert printed(await one.run("echo $OTHER", conversation_id="fork")) == "plain"
 

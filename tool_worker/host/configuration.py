@@ -45,7 +45,7 @@ class HostConfiguration:
         memory: The explanation for a program killed by the memory limit; empty if there is no limit.
         lost, kept: What a host's end loses besides its programs, and what survives it; for the notice of the next host.
         packages: The folder of the packages that read documents; empty for Python's default path.
-        shell: What the first shell of a fork restores: `script` and `directory`. None for a new shell.
+        shell_state: What the first shell of a fork restores: `script` and `directory`. None for a new shell.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class HostConfiguration:
         lost: str = "",
         kept: str = "all files",
         packages: str = "",
-        shell: dict[str, str | int] | None = None,
+        shell_state: dict[str, str | int] | None = None,
     ) -> None:
         self.workspace = workspace
         self.identity = identity
@@ -87,7 +87,7 @@ class HostConfiguration:
         self.lost = lost
         self.kept = kept
         self.packages = packages
-        self.shell = shell
+        self.shell_state = shell_state
 
     @property
     def temporary_directory(self) -> str:

@@ -83,7 +83,7 @@ class HostServer:
         self._journal = journal
         self._children = Children(loop, score)
         if not journal.is_empty:
-            configuration.shell = None  # it was restored by the first host
+            configuration.shell_state = None  # it was restored by the first host
         self._terminals = Terminals(loop, self._children, configuration)
         self._operators: OperatorTerminals | None = None
         self._files: FileTools | None = None

@@ -47,7 +47,7 @@ class Terminals:
         self._children = children
         self._configuration = configuration
         self._jobs = 0
-        restored = configuration.shell
+        restored = configuration.shell_state
         directory = str(restored["directory"]) if restored is not None else ""
         self.main = self._shell(directory if os.path.isdir(directory) else None)
         if restored is not None:

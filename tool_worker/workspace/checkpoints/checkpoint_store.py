@@ -99,7 +99,7 @@ class Checkpoint:
         event: The last event of the log when it was saved; None if not recorded.
         source: The conversation that it was copied from; empty if it is the conversation's own.
         tree: Hash of all entries: checkpoints with the same hash have the same files.
-        shell: The state of the idle shell; None if it is not known, or if an action was in progress.
+        shell_state: The state of the idle shell; None if it is not known, or if an action was in progress.
     """
 
     files: int
@@ -109,7 +109,7 @@ class Checkpoint:
     event: int | None = None
     source: str = ""
     tree: str = field(default="", compare=False)
-    shell: ShellState | None = None
+    shell_state: ShellState | None = None
 
 
 class SavedFile(NamedTuple):
@@ -519,7 +519,7 @@ class Checkpoints:
             event=event if isinstance(event, int) else None,
             source=source if isinstance(source, str) else "",
             tree=hashlib.sha256(json.dumps(manifest["entries"]).encode("ascii")).hexdigest(),
-            shell=ShellState.parse(manifest.get("shell")),
+            shell_state=ShellState.parse(manifest.get("shell")),
         )
 
     def _find_nearest(self, conversation_id: str, at: int | None) -> str:

@@ -216,7 +216,7 @@ class Checkpointing:
                 restored = None if is_exact else make_restored_notice(saved, at)
                 # Written before the files: after a crash, the next worker of this action gives the same notice.
                 self._write_note(recovery, restored)
-                HostFolder(self._root, conversation_id).write_shell(saved.shell if is_exact else None)
+                HostFolder(self._root, conversation_id).write_shell(saved.shell_state if is_exact else None)
                 if await self._restore(recovery, saved):
                     return restored
         except CheckpointsUnavailable:
@@ -384,7 +384,7 @@ class Checkpointing:
         no action has used the fork's own workspace. A tool worker that may not read logs does not know, and returns
         False.
         """
-        shell = saved.shell
+        shell = saved.shell_state
         if not saved.source or shell is None or saved.event is None or at is None or at < saved.event:
             return False
         if not recovery.may_be_unchanged:

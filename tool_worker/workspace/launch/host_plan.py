@@ -120,7 +120,7 @@ class HostPlans:
             lost=_describe_lost(enclosure, temporary),
             kept=_describe_kept(enclosure),
             packages=(can.packages_at or str(packages)) if packages else "",
-            shell=shell.move_to(binding.mount_at).to_fields() if shell is not None else None,
+            shell_state=shell.move_to(binding.mount_at).to_fields() if shell is not None else None,
         )
         return enclosure, configuration
 
