@@ -78,7 +78,7 @@ def test_a_store_that_serves(tmp_path: Path, valkey_server: RealServer) -> None:
     first, *_, last = lines = done.out.splitlines()
     assert first == "ok      sandbox bwrap       holds: 9 attempts to get out were stopped"
     assert last == "ok      store               The store serves."
-    assert len(lines) == 6
+    assert len(lines) == 7
 
 
 def test_a_store_of_a_version_that_may_have_a_hole(

@@ -270,6 +270,9 @@ class SimulatedWorkspaces:
     async def get_demanded_sandbox(self) -> NoSandbox:
         return NoSandbox()  # for git, which nothing here needs
 
+    async def sees_mounts(self, _: str) -> bool:
+        return False
+
     async def detach_idle(self) -> None:
         return
 

@@ -282,7 +282,7 @@ def copy_by_reflinks(source: Path, target: Path) -> None:
         OSError: The file system cannot do this, or is full.
     """
     command = ["cp", "-a", "--reflink=always", "--no-target-directory", "--", str(source), str(target)]
-    done = subprocess.run(command, check=False, capture_output=True)  # noqa: S603
+    done = subprocess.run(command, check=False, capture_output=True, env={})  # noqa: S603
     if done.returncode:
         text = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
         raise OSError(errno.EIO, text or "cp failed", str(target))
