@@ -149,6 +149,14 @@ async def test_initial_message_starts_the_agent_at_once(client: httpx2.AsyncClie
     assert (await client.get(f"{PATH}/{name}")).json()["tags"] == {"team": "billing"}
 
 
+async def test_plain_text_is_content_of_every_message(client: httpx2.AsyncClient, tmp_path: Path) -> None:
+    sent = {"role": "user", "content": "Do it."}
+    model = script(tmp_path / "m.json", finish("Over."))
+    name = await created(client, model, initial_message=sent)
+    await reached(client, name, "finished")
+    assert (await client.post(f"{PATH}/{name}/events", json=sent)).status_code == 200
+
+
 async def test_events_are_paged_filtered_and_counted(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     name = await created(client, script(tmp_path / "m.json", finish("Over.")), initial_message=text("Finish NOW."))
     await reached(client, name, "finished")
@@ -308,6 +316,13 @@ async def test_definition_gives_no_right_that_its_parent_has_not(client: httpx2.
     assert agent.tools == ()
 
 
+async def test_definitions_mean_nothing_to_an_agent_without_delegates(client: httpx2.AsyncClient) -> None:
+    """The SDK sends all agents that its program has registered, whether the agent can use them or not."""
+    unusable = {"name": "a", "max_budget_per_run": 1, "system_prompt": "x" * 16_001}
+    answer = await client.post(PATH, json=start("scripted/none", agent_definitions=[unusable]))
+    assert answer.status_code == 201, answer.text
+
+
 async def test_question_is_answered_beside_the_conversation(client: httpx2.AsyncClient, tmp_path: Path) -> None:
     model = script(tmp_path / "m.json", finish("Over."), {"text": "I have finished."})
     name = await created(client, model, initial_message=text("Finish."))
@@ -384,25 +399,30 @@ async def test_own_uuid_is_kept_and_creates_one_conversation(client: httpx2.Asyn
         assert taken.status_code == 409
 
 
+def defining(*definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return a request of an agent that may hand tasks to others, with definitions of them."""
+    skills = [{"name": "long", "content": "x" * 50_000}]
+    tools = [{"name": "task"}, {"name": "stock"}]
+    agent = {"llm": {"model": "scripted/none"}, "tools": tools, "agent_context": {"skills": skills}}
+    return {"agent": agent, "agent_definitions": [{"name": "a", **definition} for definition in definitions]}
+
+
 @pytest.mark.parametrize(
     ("more", "status", "words"),
     [
         ({"hook_config": {"pre_tool_use": [{"matcher": "*", "hooks": []}]}}, 501, "hook_config"),
         ({"plugins": [{"source": "x"}]}, 501, "plugins"),
-        ({"agent_definitions": [{"name": "a", "hooks": {"stop": [{"hooks": []}]}}]}, 501, "hooks"),
-        ({"agent_definitions": [{"name": "a", "max_budget_per_run": 1}]}, 501, "max_budget_per_run"),
-        ({"agent_definitions": [{"name": "a b"}]}, 422, "agent_definitions"),
-        ({"agent_definitions": [{"name": "a", "permission_mode": "mine"}]}, 422, "permission_mode"),
-        ({"agent_definitions": [{"name": "a", "system_prompt": "x" * 16_001}]}, 422, "16,000"),
         ({"agent_definitions": [{"name": "a"}] * 33}, 422, "agent_definitions"),
-        (
-            {
-                "agent": {"llm": {"model": "scripted/none"}, "tools": [{"name": "task"}]},
-                "agent_definitions": [{"name": "a", "model": "unknown/model"}],
-            },
-            422,
-            "not offered",
-        ),
+        (defining({"hooks": {"stop": [{"hooks": []}]}}), 501, "hooks"),
+        (defining({"max_budget_per_run": 1}), 501, "max_budget_per_run"),
+        (defining({"name": "a b"}), 422, "agent_definitions"),
+        (defining({"permission_mode": "mine"}), 422, "permission_mode"),
+        (defining({"system_prompt": "x" * 16_001}), 422, "16,000"),
+        (defining({"model": "unknown/model"}), 422, "not offered"),
+        (defining({"skills": ["other"]}), 422, "no skill 'other'"),
+        (defining({"tools": ["stock"]}), 501, "the tool 'stock'"),
+        (defining({}, {}), 422, "same name"),
+        (defining(*({"name": f"a{n}", "skills": ["long"]} for n in range(32))), 422, "1,048,576"),
         ({"client_tools": [{"name": "x"}]}, 501, "client_tools"),
         ({"agent_profile_id": "019a4b0f-c3a1-4c1f-9c51-2c3d4e5f6071"}, 501, "agent_profile_id"),
         ({"secrets": {"A": {"kind": "LookupSecret", "url": "http://x"}}}, 501, "secrets"),

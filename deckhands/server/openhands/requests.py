@@ -8,11 +8,12 @@ Does not: keep a key or an address of a model. The operator's table of models ha
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from broker.contract import (
     DEFAULT_CONDENSER,
@@ -41,6 +42,8 @@ MAX_TOOLS = 64
 MAX_SKILLS = 500
 MAX_HOOKS = 16
 MAX_DEFINITIONS = 32
+MAX_DELEGATES_CHARS = 2**20
+"""Of all specifications of delegates together: each of them repeats the skills that it names."""
 MAX_REFUSALS = 100
 """How often the hooks of a stop may refuse a finish."""
 STOP_EVENT = '{"event_type": "Stop", "metadata": {}}'
@@ -97,6 +100,12 @@ class SentMessage(JsonBody):
     role: Literal["user", "system", "assistant", "tool"] = "user"
     content: Annotated[list[Part], Field(max_length=MAX_PARTS)] = Field(default_factory=list)
     run: bool = False
+
+    @field_validator("content", mode="before", json_schema_input_type=str | list[Part])
+    @classmethod
+    def _to_parts(cls, content: object) -> object:
+        """Turn plain text, as the SDK's `Message` accepts it, into one part."""
+        return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
     @property
     def text(self) -> str:
@@ -287,7 +296,16 @@ class AgentDefinition(BaseModel):
             raise UsageError(f"agent_definitions: {self.name!a}: {error}.", remedy="Change this definition.") from error
 
     def to_spec(self, file: AgentFile, parent: AgentSpec) -> AgentSpec:
-        """Return the agent's specification as a delegate of `parent`, with the skills that it names."""
+        """Return the agent's specification as a delegate of `parent`, with the skills that it names.
+
+        Raises:
+            UsageError: the parent has no such skill.
+        """
+        if unknown := sorted(set(self.skills) - {skill.name for skill in parent.skills}):
+            raise UsageError(
+                f"agent_definitions: {self.name!a}: there is no skill {unknown[0]!a}.",
+                remedy="Send it in agent_context.skills.",
+            )
         skills = tuple(skill for skill in parent.skills if skill.name in self.skills)
         condenser = parent.condenser if self.condenser is None else _to_condenser(self.condenser)
         spec = file.make_spec(parent, model=file.model or None)
@@ -476,7 +494,7 @@ class StartConversation(JsonBody):
             spec = spec.model_copy(update={"goal": self.hook_config.to_goal()})
         if self.stuck_detection_thresholds is not None:
             spec = spec.model_copy(update={"loop_policy": LoopPolicy(**dict(self.stuck_detection_thresholds))})
-        spec = self._add_delegates(spec)
+        spec = self._add_delegates(spec, tools)
         first = self.initial_message
         of_agent = (agent.agent_context.secrets or {}) if agent.agent_context is not None else {}
         fields: dict[str, Any] = {
@@ -492,15 +510,36 @@ class StartConversation(JsonBody):
         }
         return TaskSpec.parse(fields), first is not None
 
-    def _add_delegates(self, agent: AgentSpec) -> AgentSpec:
-        """Add the agents that were sent, if the agent has a tool to hand tasks to them."""
-        files = [definition.to_file() for definition in self.agent_definitions]
-        if not files or not agent.enable_delegation:
+    def _add_delegates(self, agent: AgentSpec, tools: Collection[str]) -> AgentSpec:
+        """Add the agents that were sent, if the agent has a tool to hand tasks to them.
+
+        Args:
+            tools: the tools of the operator that this conversation has.
+        """
+        if not self.agent_definitions or not agent.enable_delegation:
             return agent
+        for definition in self.agent_definitions:
+            for name in definition.tools:
+                if any(fnmatchcase(name, tool) or fnmatchcase(tool, name) for tool in tools):
+                    raise refuse(
+                        f"agent_definitions: the tool {name!a} of {definition.name!a}; delegates get none of the "
+                        "operator's tools.",
+                        "Leave it out.",
+                    )
+        files = [definition.to_file() for definition in self.agent_definitions]
         delegates = {
             file.name: definition.to_spec(file, agent)
             for file, definition in zip(files, self.agent_definitions, strict=True)
         }
+        if len(delegates) < len(files):
+            raise UsageError("agent_definitions: two have the same name.", remedy="Rename one of them.")
+        size = sum(len(delegate.model_dump_json()) for delegate in delegates.values())
+        if size > MAX_DELEGATES_CHARS:
+            raise UsageError(
+                f"agent_definitions: with their skills they have {size:,} characters; {MAX_DELEGATES_CHARS:,} are "
+                "allowed.",
+                remedy="Name fewer skills, or shorten the instructions.",
+            )
         prompt = render_delegates({file.name: file.description for file in files})
         suffix = "\n".join(filter(None, (agent.system_prompt_suffix, prompt)))
         return agent.model_copy(update={"delegates": delegates, "system_prompt_suffix": suffix})

@@ -208,8 +208,6 @@ class _Follower:
                 self._principal.require(Scope.WRITE)
                 await self._gateway.recheck(self._principal)
                 await self._gateway.keys.count(self._principal.key)
-                if isinstance(sent, dict) and isinstance(sent.get("content"), str):  # as the SDK's `Message` may be
-                    sent["content"] = [{"type": "text", "text": sent["content"]}]
                 message = SentMessage.model_validate(sent).model_copy(update={"run": True})
                 await running.send_message(self._gateway, self._parts, self._principal, self._conversation_id, message)
             except (DeckhandsError, ValueError) as error:
