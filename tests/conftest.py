@@ -34,6 +34,8 @@ from tool_worker.workspace.files.overlay_mounts import unmount_below
 settings.load_profile(PUSH)  # `make soak` loads the other one, by --hypothesis-profile
 
 ENDING_SECONDS = 30.0
+MOST_PATIENCE = 5.0
+"""How many times its limit a test may take on a busy machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool:
     """Give a test on a busy machine longer, so that the limits of its waits end first: they name what did not come."""
-    return bool(set_timer(item, settings._replace(timeout=unhurried(settings.timeout))))
+    longer = min(unhurried(settings.timeout), MOST_PATIENCE * settings.timeout)
+    return bool(set_timer(item, settings._replace(timeout=longer)))
 
 
 gc.disable()  # while modules are imported, which leaves no garbage

@@ -156,9 +156,15 @@ class TokenCalls:
         """Return the tokens of the new messages behind the recorded ones; None if the template allows none."""
         reply, *new = _to_values(messages[prefix.messages :])
         before = [_QUESTION, reply]
-        base, whole = await asyncio.gather(
-            self._tokenize(before, headers, is_open=False), self._tokenize([*before, *new], headers)
-        )
+        calls = [
+            asyncio.ensure_future(self._tokenize(before, headers, is_open=False)),
+            asyncio.ensure_future(self._tokenize([*before, *new], headers)),
+        ]
+        try:
+            base, whole = await asyncio.gather(*calls)
+        finally:
+            for one in calls:  # one may still run if the other has failed
+                one.cancel()
         if whole[: len(base)] != base:
             return None
         rest = whole[len(base) :]
