@@ -109,6 +109,7 @@ class ProducerWriter(NamedTuple):
         quiet: send no notification.
         seen_id: required id of the last event; None for any.
         capability: the capability of the action whose end it reports; or empty.
+        cause: id and checksum of an action that the log must have; None for none.
     """
 
     key: str
@@ -116,11 +117,13 @@ class ProducerWriter(NamedTuple):
     is_quiet: bool = False
     seen_id: int | None = None
     capability: str = ""
+    cause: tuple[int, str] | None = None
 
     def to_arguments(self) -> NamedArguments:
         """Return the arguments that describe this writer."""
         named: NamedArguments = {"by": "producer", "key": self.key, "condition": self.condition, "quiet": self.is_quiet}
         named |= {"capability": self.capability} if self.capability else {}
+        named |= {"action": str(self.cause[0]), "checksum": self.cause[1]} if self.cause is not None else {}
         return named if self.seen_id is None else named | {"seen": str(self.seen_id)}
 
 

@@ -192,6 +192,7 @@ class EventLog(LogReader):
         quiet: bool = False,
         condition: Condition = "",
         seen_id: int | None = None,
+        cause: tuple[int, str] | None = None,
         dispatch: Iterable[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Appended | Duplicate | Closed:
@@ -204,6 +205,7 @@ class EventLog(LogReader):
             quiet: send no notification.
             condition: condition for the append.
             seen_id: required id of the last event; None for any.
+            cause: id and checksum of the action that these events report about; None for none.
             dispatch: positions in `events` of actions for a tool worker that no step waits for.
             fields: fields of the index to set in the same step.
 
@@ -211,11 +213,15 @@ class EventLog(LogReader):
             UnknownConversation: no such conversation.
             ConversationBusy: the condition is not met; nothing was written.
             ConversationMoved: the last event has another id; nothing was written.
+            EventsLost: the log does not have the action `cause`; nothing was written.
         """
-        writer = ProducerWriter(key or new_key(), condition, quiet, seen_id)
+        writer = ProducerWriter(key or new_key(), condition, quiet, seen_id, cause=cause)
         outcome = await self._append(conversation_id, writer, events, dispatch=frozenset(dispatch), fields=fields)
         if isinstance(outcome, Conflict):
             raise ConversationMoved(conversation_id, outcome.last_id)
+        if isinstance(outcome, Lost):
+            assert cause is not None
+            raise EventsLost(conversation_id, outcome.last_id, *cause)
         assert isinstance(outcome, Appended | Duplicate | Closed)
         return outcome
 

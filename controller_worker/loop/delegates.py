@@ -35,6 +35,7 @@ from broker.contract import (
     Observation,
     Parent,
     SuccessObservation,
+    checksum_of,
     render_error,
 )
 from broker.coordination import StoredFiles
@@ -358,7 +359,10 @@ async def report_end(log: EventLog, state: State) -> None:
 
 async def report(log: EventLog, state: State, parent: Parent) -> None:
     """Report to a parent how its delegate has ended. Idempotent: only the first report counts."""
-    if await _record_lost_request(log, state, parent):
+    try:
+        request = await _find_request(log, state, parent)
+    except EventsLost as lost:
+        await record_gap(log, lost, noticed_by=f"the delegate {state.setup.conversation_id}")
         return
     content, outputs = await _make_result(log, state)
     models = sum_usage_by_model(await log.read(state.setup.conversation_id, until=state.version))
@@ -375,27 +379,31 @@ async def report(log: EventLog, state: State, parent: Parent) -> None:
         completion_tokens=state.usage.completion_tokens,
         models=models,
     )
-    await _append_once(log, parent, ended)
-
-
-async def _record_lost_request(log: EventLog, state: State, parent: Parent) -> bool:
-    """Return whether the parent's log has lost the action that asked for this delegate, and record the gap if so.
-
-    Another action may have its number by now and must not get this delegate's result.
-    """
-    asked: Event | None = None
     try:
-        if parent.delegate_id <= await log.load_last_id(parent.conversation_id):
-            asked = await read_event(log, parent.conversation_id, parent.delegate_id)
+        await _append_once(log, parent, ended, request)
+    except EventsLost as lost:  # the store has restarted meanwhile
+        await record_gap(log, lost, noticed_by=f"the delegate {state.setup.conversation_id}")
+
+
+async def _find_request(log: EventLog, state: State, parent: Parent) -> str:
+    """Return the checksum of the parent's action that asked for this delegate; empty if the parent is gone.
+
+    Raises:
+        EventsLost: the parent's log has lost it. Another action may have its number by now and must not get this
+            delegate's result.
+    """
+    try:
+        last_id = await log.load_last_id(parent.conversation_id)
+        if parent.delegate_id <= last_id:
+            entry = await log.load_entry(parent.conversation_id, parent.delegate_id)
+            asked = await log.decode_entry(parent.conversation_id, entry, parent.delegate_id)
+            asked = await log.blobs.restore_event(parent.conversation_id, asked)
+            task = TASK.format(task=asked.inputs.get("task")) if isinstance(asked, AgentDelegateAction) else None
+            if task is not None and await _has_task(log, state.setup.conversation_id, task):
+                return checksum_of(entry)
     except UnknownConversation:
-        return False
-    task = TASK.format(task=asked.inputs.get("task")) if isinstance(asked, AgentDelegateAction) else None
-    if task is not None and await _has_task(log, state.setup.conversation_id, task):
-        return False
-    last_id = await log.load_last_id(parent.conversation_id)
-    lost = EventsLost(parent.conversation_id, last_id, parent.delegate_id, state.setup.conversation_id)
-    await record_gap(log, lost, noticed_by=f"the delegate {state.setup.conversation_id}")
-    return True
+        return ""
+    raise EventsLost(parent.conversation_id, last_id, parent.delegate_id, state.setup.conversation_id)
 
 
 async def _has_task(log: EventLog, delegate_conversation_id: str, task: str) -> bool:
@@ -446,9 +454,10 @@ def make_delegate_spec(parent: AgentSpec, name: str) -> AgentSpec:
     return spec
 
 
-async def _append_once(log: EventLog, parent: Parent, ended: DelegateEnded) -> None:
+async def _append_once(log: EventLog, parent: Parent, ended: DelegateEnded, request: str = "") -> None:
+    cause = (parent.delegate_id, request) if request else None
     try:
-        await log.append(parent.conversation_id, [ended], key=f"delegate:{parent.delegate_id}")
+        await log.append(parent.conversation_id, [ended], key=f"delegate:{parent.delegate_id}", cause=cause)
     except UnknownConversation:
         return  # the parent is gone and needs no result
 

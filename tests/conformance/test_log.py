@@ -322,6 +322,19 @@ async def test_an_observation_answers_the_action_that_was_carried_out(store: Sto
     assert await log.append_observation(CID, output(2), worker_id="tool-1", checksum=new) == Appended(3, 3)
 
 
+async def test_report_about_a_lost_action_is_refused(store: Store) -> None:
+    log = await begin(store, CID, command("old"))
+    cause = (2, await checksum(log, 2))
+    assert await log.append(CID, [message("before")], key="first", cause=cause) == Appended(3, 3)
+    await lose(store, after=1)
+    with pytest.raises(EventsLost, match="ends at event 1, but event 2"):
+        await log.append(CID, [message("report")], key="report", cause=cause)
+    await log.append(CID, [command("new")])
+    with pytest.raises(EventsLost, match="holds another event 2"):
+        await log.append(CID, [message("report")], key="report", cause=cause)
+    assert await log.load_last_id(CID) == 2
+
+
 async def test_claim_of_a_lost_action_does_not_take_its_number(store: Store) -> None:
     """A claim can be in progress while the store is away; the older store that it reaches has no such action."""
     log = await begin(store)

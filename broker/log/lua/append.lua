@@ -157,6 +157,9 @@ function check.producer(a)
   local stopped = string.match(a.call.key, STOPPED)
   if a.found[CLOSED] or stopped and not results.was_stopped(a.base, stopped) then return {'closed'} end
   if is_refused(a) then return {'busy'} end
+  if a.call.action and not history.remembers_action(a.base, a.call.action, a.call.checksum) then
+    return {'lost', a.last}
+  end
   return a.call.seen and tonumber(a.call.seen) ~= a.last and {'conflict', a.last}
 end
 
@@ -315,6 +318,7 @@ end
 --                  default the conversation's, is 'reject'; 'expire': refused unless the conversation is scheduled
 --                  seen: required id of the last event, or nil
 --                  capability: of the action whose end this is, see results.leave_stop; or nil
+--                  action, checksum: refused unless the log has this action, see history.remembers_action; or nil
 --   by 'tool'      worker, action, checksum of the action, see history.remembers_action
 --                  fingerprint: of the action, for workspace hosts; or nil
 --                  uses: whether the action has used the workspace; nil: it may have
