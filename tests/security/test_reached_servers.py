@@ -40,6 +40,7 @@ def probe(model: Path, env: dict[str, str], *requests: tuple[str, str]) -> list[
 
 def test_agent_cannot_list_or_delete_through_up_web(tmp_path: Path) -> None:
     home, port, model = tmp_path / "home", free_port(), tmp_path / "probe.json"
+    script(model, finish("done"))  # one that exists: the cluster checks it
     few = ("--ingresses", "0", "--web", "--web-port", str(port), "--sandbox", "bwrap")
     with cluster(home, *few, BROWSER="/bin/true", LLM_MODEL=f"scripted/{model}") as running:
         assert running.stderr is not None
