@@ -31,7 +31,8 @@ for method, address in json.loads(sys.argv[1]):
 def probe(model: Path, env: dict[str, str], *requests: tuple[str, str]) -> list[str]:
     """The statuses that an agent with the network gets in its sandbox."""
     script(model, run_command(shlex.join(["python3", "-c", PROBE, json.dumps(requests)])), finish("done"))
-    (begun,) = deckhands("submit", "-t", "probe", "--network", "--json", env=env).json
+    asked = ("submit", "-t", "probe", "--model", f"scripted/{model}", "--network", "--json")
+    (begun,) = deckhands(*asked, env=env).json
     assert deckhands("wait", begun["conversation_id"], env=env).code == 0
     shown = deckhands("logs", begun["conversation_id"], "--json", env=env).json
     (output,) = [event for event in shown if event["kind"] == "observation.run"]
@@ -40,9 +41,8 @@ def probe(model: Path, env: dict[str, str], *requests: tuple[str, str]) -> list[
 
 def test_agent_cannot_list_or_delete_through_up_web(tmp_path: Path) -> None:
     home, port, model = tmp_path / "home", free_port(), tmp_path / "probe.json"
-    script(model, finish("done"))  # one that exists: the cluster checks it
     few = ("--ingresses", "0", "--web", "--web-port", str(port), "--sandbox", "bwrap")
-    with cluster(home, *few, BROWSER="/bin/true", LLM_MODEL=f"scripted/{model}") as running:
+    with cluster(home, *few, BROWSER="/bin/true") as running:
         assert running.stderr is not None
         address = next(line for line in running.stderr if "The page is" in line).split()[-1]
         url, env = f"http://127.0.0.1:{port}", environment(home)
