@@ -154,13 +154,13 @@ def test_shipped_benchmark_is_solved_despite_a_killed_command(tmp_path: Path) ->
 
 
 def test_budget_without_a_known_price_is_refused_first(tmp_path: Path) -> None:
-    env, out = environment(tmp_path / "home", LLM_MODEL="acme/first"), tmp_path / "out"
-    models = "gpt-4o,acme/unknown"
+    env, out = environment(tmp_path / "home", LLM_MODEL="acme/first", OPENAI_API_KEY="any"), tmp_path / "out"
+    models = "gpt-4o,openai/unknown"
     refused = deckhands(
         *("eval", "run", "shipped", "--model", models, "--slice", ":1", "--budget", "1", "--out", out), env=env
     )
     assert refused.code == 2, refused
-    assert "The price of acme/unknown is unknown, so --budget cannot bind." in refused.err
+    assert "The price of openai/unknown is unknown, so --budget cannot bind." in refused.err
     assert "input_cost_per_token" in refused.err
     assert "--token-budget" in refused.err
     assert not (out / "results.jsonl").read_text()
