@@ -117,7 +117,8 @@ def check_provider(config: LLMConfig, *, has_key: bool) -> None:
     _check_address(config, provider)
     names = () if has_key else KEY_NAMES.get(provider, ())
     if names and config.base_url is None and not any(has_provider_key(name) for name in names):
-        raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
+        remedy = "Set LLM_API_KEY, or the provider's own variable if LLM_MODEL is another model."
+        raise LLMConfigError(f"There is no key for {config.model!r}.", remedy=remedy)
 
 
 class LitellmLLM:

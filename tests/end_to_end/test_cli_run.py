@@ -245,14 +245,15 @@ def test_numbers_have_their_nouns() -> None:
     assert one.sentence == "System prompt of A (1 character, 1 tool)"
 
 
+KEY_REMEDY = "Set LLM_API_KEY, or the provider's own variable if LLM_MODEL is another model."
 UNUSABLE = {
     "no key": (
         {},
         "anthropic/claude-sonnet-4-5",
         "There is no key for 'anthropic/claude-sonnet-4-5'. Set LLM_API_KEY.",
     ),
-    "no key of OpenAI": ({}, "openai/gpt-5", "There is no key for 'openai/gpt-5'. Set LLM_API_KEY."),
-    "no key of Gemini": ({}, "gemini/gemini-2.5-pro", "There is no key for 'gemini/gemini-2.5-pro'. Set LLM_API_KEY."),
+    "no key of OpenAI": ({}, "openai/gpt-5", f"There is no key for 'openai/gpt-5'. {KEY_REMEDY}"),
+    "no key of Gemini": ({}, "gemini/gemini-2.5-pro", f"There is no key for 'gemini/gemini-2.5-pro'. {KEY_REMEDY}"),
     "unknown model": ({}, "nosuch-model", "No provider is known for the model 'nosuch-model'. Write PROVIDER/NAME"),
     "unknown provider": ({}, "nosuch/model", "No provider is known for the model 'nosuch/model'. Write PROVIDER/NAME"),
     "no address": ({}, "ollama/llama3", "The provider ollama of 'ollama/llama3' has no public address."),
